@@ -1,0 +1,189 @@
+//! One step's work: rows of several sequences, their positions and their block tables.
+//!
+//! All buffers are flat and reused: building a batch of the same size again allocates nothing.
+
+use muser_kv::{BLOCK_LEN, BlockId};
+use muser_model::Geometry;
+
+use crate::{ExecError, KvCapacity};
+
+/// What a row puts in at the bottom of the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowInput {
+    /// A token id; its embedding row is looked up and normalised.
+    Token(u32),
+    /// Row `i` of [`StepBatch::embeddings`] (an image position); normalised like a token's row.
+    Embedding(u32),
+}
+
+/// What is wanted of a row at the top.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RowWants {
+    /// Logits over the vocabulary (scaled and soft-capped).
+    pub logits: bool,
+    /// Residual stream at the feature layers (DFlash).
+    pub features: bool,
+    /// Final hidden state after the output norm (embeddings).
+    pub hidden: bool,
+}
+
+/// One token position of one sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// Input at the bottom.
+    pub input: RowInput,
+    /// Outputs wanted at the top.
+    pub wants: RowWants,
+}
+
+/// The consecutive rows of one sequence in a step, and where its block tables lie in the batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SeqRows {
+    /// Index of the first row in [`StepBatch::rows`].
+    pub first_row: u32,
+    /// Number of rows.
+    pub n_rows: u32,
+    /// Position of the first row; row `i` is at `start_pos + i`.
+    pub start_pos: u32,
+    full: (u32, u32),
+    sliding: (u32, u32),
+    /// Absolute block index (position / 256) of the first entry of the sliding table.
+    pub sliding_first: u32,
+}
+
+/// The work of one step. Build it with [`StepBatch::push_seq`] and [`StepBatch::push_row`], reuse it with
+/// [`StepBatch::clear`].
+#[derive(Clone, Debug, Default)]
+pub struct StepBatch {
+    rows: Vec<Row>,
+    seqs: Vec<SeqRows>,
+    full_blocks: Vec<BlockId>,
+    sliding_blocks: Vec<BlockId>,
+    embeddings: Vec<f32>,
+}
+
+impl StepBatch {
+    /// Empties the batch and keeps its memory.
+    pub fn clear(&mut self) {
+        self.rows.clear();
+        self.seqs.clear();
+        self.full_blocks.clear();
+        self.sliding_blocks.clear();
+        self.embeddings.clear();
+    }
+
+    /// Begins a sequence: the rows pushed next are at `start_pos`, `start_pos + 1`, ...
+    ///
+    /// `full[i]` holds positions `[256 i, 256 (i + 1))`; `sliding[i]` holds those of block `sliding_first + i`. Both
+    /// tables reach to the last pushed row; the sliding one begins early enough for the first row's window.
+    pub fn push_seq(&mut self, start_pos: u32, full: &[BlockId], sliding_first: u32, sliding: &[BlockId]) {
+        let full_at = self.full_blocks.len() as u32;
+        let sliding_at = self.sliding_blocks.len() as u32;
+        self.full_blocks.extend_from_slice(full);
+        self.sliding_blocks.extend_from_slice(sliding);
+        self.seqs.push(SeqRows {
+            first_row: self.rows.len() as u32,
+            n_rows: 0,
+            start_pos,
+            full: (full_at, full.len() as u32),
+            sliding: (sliding_at, sliding.len() as u32),
+            sliding_first,
+        });
+    }
+
+    /// Adds a row to the sequence begun last.
+    pub fn push_row(&mut self, row: Row) {
+        let seq = self.seqs.last_mut().expect("push_seq comes before push_row");
+        seq.n_rows += 1;
+        self.rows.push(row);
+    }
+
+    /// Adds one embedding row (hidden size values) and returns the index for [`RowInput::Embedding`].
+    pub fn push_embedding(&mut self, values: &[f32]) -> u32 {
+        let index = if values.is_empty() { 0 } else { self.embeddings.len() / values.len() };
+        self.embeddings.extend_from_slice(values);
+        index as u32
+    }
+
+    /// All rows, sequence by sequence.
+    pub fn rows(&self) -> &[Row] {
+        &self.rows
+    }
+
+    /// The sequences of this step.
+    pub fn seqs(&self) -> &[SeqRows] {
+        &self.seqs
+    }
+
+    /// Embedding rows, hidden size values each.
+    pub fn embeddings(&self) -> &[f32] {
+        &self.embeddings
+    }
+
+    /// Block table of `seq` for the full-attention layers, from position 0.
+    pub fn full_table(&self, seq: &SeqRows) -> &[BlockId] {
+        &self.full_blocks[seq.full.0 as usize..][..seq.full.1 as usize]
+    }
+
+    /// Block table of `seq` for the sliding layers, from block [`SeqRows::sliding_first`].
+    pub fn sliding_table(&self, seq: &SeqRows) -> &[BlockId] {
+        &self.sliding_blocks[seq.sliding.0 as usize..][..seq.sliding.1 as usize]
+    }
+
+    /// Checks every index an executor is going to follow, so that kernels need not.
+    pub fn validate(&self, geometry: &Geometry, capacity: KvCapacity, max_rows: usize) -> Result<(), ExecError> {
+        let bad = |what: String| Err(ExecError::InvalidBatch(what));
+        if self.rows.is_empty() || self.rows.len() > max_rows {
+            return bad(format!("{} rows, expected 1 to {max_rows}", self.rows.len()));
+        }
+        for (i, row) in self.rows.iter().enumerate() {
+            match row.input {
+                RowInput::Token(id) if id as usize >= geometry.vocab => {
+                    return bad(format!("row {i}: token {id}, vocabulary is {}", geometry.vocab));
+                }
+                RowInput::Embedding(e) if (e as usize + 1) * geometry.hidden > self.embeddings.len() => {
+                    return bad(format!("row {i}: embedding row {e} is missing"));
+                }
+                _ => {}
+            }
+        }
+        for (i, seq) in self.seqs.iter().enumerate() {
+            if seq.n_rows == 0 {
+                return bad(format!("sequence {i} has no rows"));
+            }
+            let end = seq.start_pos as usize + seq.n_rows as usize;
+            if end > geometry.context {
+                return bad(format!("sequence {i} ends at {end}, context is {}", geometry.context));
+            }
+            let blocks = end.div_ceil(BLOCK_LEN);
+            let full = self.full_table(seq);
+            if full.len() < blocks {
+                return bad(format!("sequence {i}: {} full blocks, needs {blocks}", full.len()));
+            }
+            let first = geometry.first_visible(seq.start_pos as usize) / BLOCK_LEN;
+            let sliding = self.sliding_table(seq);
+            let sliding_first = seq.sliding_first as usize;
+            if sliding_first > first || sliding_first + sliding.len() < blocks {
+                return bad(format!(
+                    "sequence {i}: sliding table covers blocks {sliding_first}..{}, needs {first}..{blocks}",
+                    sliding_first + sliding.len()
+                ));
+            }
+            if full.iter().any(|b| b.0 >= capacity.full) || sliding.iter().any(|b| b.0 >= capacity.sliding) {
+                return bad(format!("sequence {i}: a block id is beyond the allocated blocks"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Results of a step, in the order of the rows that asked for them. Reused from step to step.
+#[derive(Clone, Debug, Default)]
+pub struct StepOutput {
+    /// One row of vocabulary size for every row that wants logits.
+    pub logits: Vec<f32>,
+    /// One row of `features` values for every row that wants features.
+    pub features: Vec<f32>,
+    /// One row of hidden size for every row that wants its final hidden state.
+    pub hidden: Vec<f32>,
+}

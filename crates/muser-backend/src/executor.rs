@@ -1,0 +1,95 @@
+//! The one trait between the engine and a device.
+
+use muser_kv::{BlockId, KvGroup};
+
+use crate::{ExecError, StepBatch, StepOutput};
+
+/// Storage type of keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KvType {
+    /// 4 bytes; the scalar reference's default, for comparisons.
+    F32,
+    /// 2 bytes; the default of every fast backend. Values are clamped to the finite range when stored.
+    F16,
+}
+
+impl KvType {
+    /// Bytes of one stored value.
+    pub fn size(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 => 2,
+        }
+    }
+}
+
+/// Blocks per group that an executor holds memory for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvCapacity {
+    /// Blocks of the full-attention group.
+    pub full: u32,
+    /// Blocks of the sliding-window group.
+    pub sliding: u32,
+}
+
+/// What an executor is and how its blocks look from outside.
+#[derive(Clone, Debug)]
+pub struct ExecutorInfo {
+    /// `scalar`, `cpu`, `cuda`, ...
+    pub backend: &'static str,
+    /// The device in words, such as `AMD EPYC, 2 threads, AVX-512 VNNI`.
+    pub device: String,
+    /// Numeric route: backend arithmetic, kernel revision and KV type. Equal routes give equal bits; a KV block may be
+    /// reused only by the route that wrote it.
+    pub route: String,
+    /// Storage type of K and V.
+    pub kv_type: KvType,
+    /// Bytes of one block of the full group (all its layers), as [`Executor::export_block`] writes it.
+    pub full_block_bytes: usize,
+    /// Bytes of one block of the sliding group.
+    pub sliding_block_bytes: usize,
+    /// Most rows that one step takes.
+    pub max_rows: usize,
+    /// Values per row in [`StepOutput::logits`].
+    pub vocab: usize,
+    /// Values per row in [`StepOutput::hidden`].
+    pub hidden: usize,
+    /// Values per row in [`StepOutput::features`]; 0 until [`Executor::set_feature_layers`] is called.
+    pub features: usize,
+}
+
+impl ExecutorInfo {
+    /// Bytes of one block of `group`.
+    pub fn block_bytes(&self, group: KvGroup) -> usize {
+        match group {
+            KvGroup::Full => self.full_block_bytes,
+            KvGroup::Sliding => self.sliding_block_bytes,
+        }
+    }
+}
+
+/// A loaded model on a device, with the memory of its KV blocks.
+///
+/// One thread drives an executor. A failed step leaves the executor usable; the KV rows that the step was writing are
+/// undefined afterwards, everything else is untouched.
+pub trait Executor: Send {
+    /// Facts that do not change while the executor lives, but for `features`.
+    fn info(&self) -> &ExecutorInfo;
+
+    /// Allocates the KV blocks, dropping earlier ones. Called before the first step.
+    fn allocate_kv(&mut self, capacity: KvCapacity) -> Result<(), ExecError>;
+
+    /// Layers at whose *input* the residual stream is taken for [`StepOutput::features`] (ascending; DFlash).
+    fn set_feature_layers(&mut self, layers: &[usize]) -> Result<(), ExecError>;
+
+    /// Runs one step: writes K and V of every row into the blocks named by the tables, fills `out`.
+    ///
+    /// Rows of one sequence are consecutive positions and see each other causally.
+    fn step(&mut self, batch: &StepBatch, out: &mut StepOutput) -> Result<(), ExecError>;
+
+    /// Copies a block out. `dst` has [`ExecutorInfo::block_bytes`] bytes; its layout belongs to the route.
+    fn export_block(&self, group: KvGroup, block: BlockId, dst: &mut [u8]) -> Result<(), ExecError>;
+
+    /// Copies a block in, as written by [`Executor::export_block`] of the same route.
+    fn import_block(&mut self, group: KvGroup, block: BlockId, src: &[u8]) -> Result<(), ExecError>;
+}

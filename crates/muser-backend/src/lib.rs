@@ -1,0 +1,14 @@
+//! What an inference backend is: the [`Executor`] trait, the [`StepBatch`] it executes, the arithmetic that every
+//! backend shares ([`arith`]), the scalar reference executor and a conformance suite that other backends call.
+//!
+//! An executor sees rows (one token position of one sequence each) and block tables, never requests. Every operation
+//! is a pure function of one row and the KV before it: which other rows are in the step never changes a bit.
+
+pub mod arith;
+mod batch;
+mod error;
+mod executor;
+
+pub use batch::{Row, RowInput, RowWants, SeqRows, StepBatch, StepOutput};
+pub use error::ExecError;
+pub use executor::{Executor, ExecutorInfo, KvCapacity, KvType};

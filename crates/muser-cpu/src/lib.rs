@@ -1,0 +1,1 @@
+//! CPU executor: row-invariant kernels and a thread pool.

@@ -1,0 +1,1 @@
+//! Requests, scheduler, step loop, sampler, events, metrics.

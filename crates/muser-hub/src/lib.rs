@@ -1,0 +1,1 @@
+//! Model downloads: resumable, verified, atomic; the local model store.

@@ -1,0 +1,11 @@
+//! Muse Glimmer as data: geometry parsed fail-closed from GGUF metadata, the tensor contract, bound weights.
+//!
+//! Nothing here computes with weights. A figure that does not fit names its key, what was expected and what was found.
+
+mod error;
+mod geometry;
+mod weights;
+
+pub use error::ModelError;
+pub use geometry::Geometry;
+pub use weights::{LayerWeights, Matrix, Model};

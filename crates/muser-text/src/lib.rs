@@ -1,0 +1,1 @@
+//! Tokenizer, detokenizer, chat templates, channel and tool-call parser, stop strings.

@@ -1,0 +1,3 @@
+//! The muser command.
+
+fn main() {}
