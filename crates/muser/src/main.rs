@@ -1,3 +1,48 @@
-//! The muser command.
+//! The `muser` command: a table of contents. Arguments are defined in [`cli`], each command lives in a file of
+//! [`commands`], everything a person reads goes through [`output`].
+//!
+//! Invariant: standard output carries results only (text, JSON, tables); notes, progress, logs and errors go to
+//! standard error. This is the one place where a process ends and where an outcome becomes an exit code.
 
-fn main() {}
+#![allow(unreachable_pub, reason = "nothing outside a binary can use it; `pub` marks what other modules use")]
+#![allow(dead_code, unused_imports, reason = "the frame is ahead of the commands for an hour")]
+
+mod cli;
+mod commands;
+mod env_vars;
+mod interrupt;
+mod output;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+use crate::cli::{Cli, Command};
+use crate::output::Console;
+
+// glibc's allocator gives every thread an arena and returns memory late; the engine's buffers live long and are few, but
+// tokenizing and JSON allocate a lot of small pieces from several threads.
+#[cfg(feature = "mimalloc")]
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let console = Console::from_environment(&cli.global);
+    output::start_logging(&cli.global, &console);
+    let outcome = match cli.command {
+        Command::Run(args) => commands::run::run(args, &console),
+        Command::Chat(args) => commands::chat::run(args, &console),
+        Command::Tokenize(args) => commands::tokenize::run(args, &console),
+        Command::Detokenize(args) => commands::detokenize::run(args, &console),
+        Command::Logits(args) => commands::logits::run(args, &console),
+        Command::Inspect(args) => commands::inspect::run(args, &console),
+        Command::Synth(args) => commands::synth::run(args, &console),
+        Command::Pull(args) => commands::pull::run(args, &console),
+        Command::Models(args) => commands::models::run(args, &console),
+        Command::Bench(args) => commands::bench::run(args, &console),
+        Command::Cost(args) => commands::cost::run(args, &console),
+        Command::Doctor(args) => commands::doctor::run(args, &console),
+    };
+    output::exit_code(outcome, &console)
+}

@@ -1,0 +1,156 @@
+//! Arguments of the commands that write text: `run` and `chat`, and the model options that others share.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use crate::env_vars;
+
+/// Which model, and on what.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Model options")]
+pub struct ModelArgs {
+    /// Model file (GGUF), or the name of a pulled one; default: the newest pulled model, else the bundled Muse Tiny
+    #[arg(long, short, value_name = "PATH|NAME", env = env_vars::MUSER_MODEL, hide_env_values = true)]
+    pub model: Option<String>,
+    /// What computes
+    #[arg(long, value_name = "BACKEND", default_value = "cpu")]
+    pub backend: BackendChoice,
+    /// Threads of the CPU backend; default: what the machine and its limits allow
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: Option<u16>,
+    /// Most tokens that prompt and answer may have together; default: as many as the model allows, up to 32768
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub ctx: Option<u32>,
+}
+
+/// What computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BackendChoice {
+    /// The fast CPU kernels
+    Cpu,
+    /// The scalar reference in f32: slow, for comparisons
+    Scalar,
+}
+
+/// How the next token is chosen. Defaults are the model's published ones.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Sampling options")]
+pub struct SamplingArgs {
+    /// Temperature; 0 always takes the most likely token
+    #[arg(long, value_name = "T", default_value_t = 1.0, value_parser = non_negative)]
+    pub temp: f32,
+    /// Keep the most likely tokens that together have this probability
+    #[arg(long, value_name = "P", default_value_t = 0.95, value_parser = probability)]
+    pub top_p: f32,
+    /// Keep this many of the most likely tokens; 0 keeps all
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub top_k: u32,
+    /// Drop tokens less likely than this share of the most likely one
+    #[arg(long, value_name = "P", default_value_t = 0.0, value_parser = probability)]
+    pub min_p: f32,
+    /// Divide the logits of tokens seen before (multiply when negative); 1 is off
+    #[arg(long, value_name = "F", default_value_t = 1.0, value_parser = positive)]
+    pub repeat_penalty: f32,
+    /// Take this off the logits of tokens in the answer so far
+    #[arg(long, value_name = "F", default_value_t = 0.0, value_parser = finite, allow_negative_numbers = true)]
+    pub presence_penalty: f32,
+    /// Take this off the logits for each time a token is in the answer so far
+    #[arg(long, value_name = "F", default_value_t = 0.0, value_parser = finite, allow_negative_numbers = true)]
+    pub frequency_penalty: f32,
+    /// Seed of the random choices; same seed, same answer; default: a new one, told with --json
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// Stop after this many tokens, reasoning included; default: when the model ends or the context is full
+    #[arg(long, short = 'n', value_name = "N")]
+    pub max_tokens: Option<u32>,
+    /// Stop before this text appears (may be given several times)
+    #[arg(long, value_name = "TEXT")]
+    pub stop: Vec<String>,
+}
+
+/// How long the model thinks before it answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ReasoningChoice {
+    /// Answer directly
+    None,
+    /// A few sentences of thought
+    Low,
+    /// In between
+    Medium,
+    /// As long as it takes
+    High,
+}
+
+/// Arguments of `muser run`.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// The prompt; read from standard input when absent or `-`
+    #[arg(value_name = "PROMPT")]
+    pub prompt: Option<String>,
+    /// Instructions that come before the prompt
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    /// How long the model thinks before it answers; default: what its chat template says
+    #[arg(long, value_name = "STRENGTH")]
+    pub reasoning: Option<ReasoningChoice>,
+    /// Plain completion: no chat template, the prompt is simply continued
+    #[arg(long, conflicts_with_all = ["system", "reasoning", "tools"])]
+    pub raw: bool,
+    /// Tools that the model may call: a JSON file with an array of function definitions
+    #[arg(long, value_name = "FILE")]
+    pub tools: Option<PathBuf>,
+    /// An image to ask about (reserved: this version reads text only)
+    #[arg(long, value_name = "FILE")]
+    pub image: Vec<PathBuf>,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub json: bool,
+    /// Which model.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// How tokens are chosen.
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+}
+
+/// Arguments of `muser chat`.
+#[derive(Debug, Args)]
+pub struct ChatArgs {
+    /// Instructions that come before the first turn
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    /// How long the model thinks before it answers; default: what its chat template says
+    #[arg(long, value_name = "STRENGTH")]
+    pub reasoning: Option<ReasoningChoice>,
+    /// Which model.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// How tokens are chosen.
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+}
+
+fn number(text: &str) -> Result<f32, String> {
+    let value: f32 = text.parse().map_err(|_| "not a number".to_owned())?;
+    if value.is_finite() { Ok(value) } else { Err("must be finite".into()) }
+}
+
+fn finite(text: &str) -> Result<f32, String> {
+    number(text)
+}
+
+fn non_negative(text: &str) -> Result<f32, String> {
+    let value = number(text)?;
+    if value >= 0.0 { Ok(value) } else { Err("must not be negative".into()) }
+}
+
+fn positive(text: &str) -> Result<f32, String> {
+    let value = number(text)?;
+    if value > 0.0 { Ok(value) } else { Err("must be above 0".into()) }
+}
+
+fn probability(text: &str) -> Result<f32, String> {
+    let value = number(text)?;
+    if (0.0..=1.0).contains(&value) { Ok(value) } else { Err("must be from 0 to 1".into()) }
+}

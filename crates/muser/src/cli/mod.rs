@@ -1,0 +1,93 @@
+//! The command line as data: every command, flag and help text. Help, usage errors and `docs/cli.md` are generated from
+//! these definitions; `src/commands` never reads an argument that is not declared here.
+
+mod generation;
+mod measure;
+#[cfg(test)]
+mod reference;
+mod store;
+mod tools;
+
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+
+pub use generation::{BackendChoice, ChatArgs, ModelArgs, ReasoningChoice, RunArgs, SamplingArgs};
+pub use measure::{BenchArgs, CostArgs};
+pub use store::{ModelsArgs, PullArgs};
+pub use tools::{
+    DetokenizeArgs, DoctorArgs, InspectArgs, LogitsArgs, SynthArgs, SynthMix, SynthPreset, TokenizeArgs,
+};
+
+/// Exit codes, shown below the help of every command and in the reference.
+pub const EXIT_CODES: &str = "\
+Exit codes:
+  0    success; also when the reader of a pipe went away
+  1    failure while running: a file, the model, the device, the network
+  2    wrong usage
+  130  interrupted by Ctrl-C";
+
+/// Run Muse Glimmer models on your own machine: from a GGUF file to text
+#[derive(Debug, Parser)]
+#[command(name = "muser", version, after_help = EXIT_CODES, max_term_width = 110, arg_required_else_help = true)]
+pub struct Cli {
+    /// Flags of every command.
+    #[command(flatten)]
+    pub global: GlobalArgs,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Flags of every command.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Global options")]
+pub struct GlobalArgs {
+    /// Only results, warnings and errors; no notes, no progress
+    #[arg(long, short, global = true)]
+    pub quiet: bool,
+    /// More logs on standard error (-v info, -vv debug)
+    #[arg(long, short, global = true, action = ArgAction::Count)]
+    pub verbose: u8,
+    /// Colour on standard error
+    #[arg(long, global = true, value_name = "WHEN", default_value = "auto")]
+    pub color: ColorChoice,
+}
+
+/// When to use colour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ColorChoice {
+    /// On a terminal, unless `NO_COLOR` is set
+    Auto,
+    /// Always
+    Always,
+    /// Never
+    Never,
+}
+
+/// The commands, in the order of the help page.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Answer one prompt
+    Run(RunArgs),
+    /// Talk to a model, turn by turn
+    Chat(ChatArgs),
+    /// Bring a model file to this machine
+    Pull(PullArgs),
+    /// List the model files on this machine
+    Models(ModelsArgs),
+    /// Say what is in a model file and what is odd about it
+    Inspect(InspectArgs),
+    /// Text to token ids
+    Tokenize(TokenizeArgs),
+    /// Token ids to text
+    Detokenize(DetokenizeArgs),
+    /// Write the logits of every position to a .npy file
+    Logits(LogitsArgs),
+    /// Measure speed on this machine
+    Bench(BenchArgs),
+    /// Work out what a token costs
+    Cost(CostArgs),
+    /// Write a synthetic model file of any size
+    Synth(SynthArgs),
+    /// Say what this machine offers, what muser uses of it and whether it computes right
+    Doctor(DoctorArgs),
+}

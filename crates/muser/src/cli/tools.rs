@@ -1,0 +1,161 @@
+//! Arguments of the commands that look into models and machines.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use super::{BackendChoice, ModelArgs};
+
+/// Arguments of `muser tokenize`.
+#[derive(Debug, Args)]
+pub struct TokenizeArgs {
+    /// The text; read from standard input when absent
+    #[arg(value_name = "TEXT")]
+    pub text: Option<String>,
+    /// Read names of special tokens, such as `<|eot|>`, as these tokens; otherwise they are plain text
+    #[arg(long)]
+    pub special: bool,
+    /// Print a JSON array of ids instead of a table
+    #[arg(long)]
+    pub json: bool,
+    /// Model file whose vocabulary is used, or the name of a pulled one
+    #[arg(long, short, value_name = "PATH|NAME", env = crate::env_vars::MUSER_MODEL, hide_env_values = true)]
+    pub model: Option<String>,
+}
+
+/// Arguments of `muser detokenize`.
+#[derive(Debug, Args)]
+pub struct DetokenizeArgs {
+    /// Token ids, separated by spaces or commas or as a JSON array; read from standard input when absent
+    #[arg(value_name = "ID")]
+    pub ids: Vec<String>,
+    /// Print special tokens by name; otherwise they print nothing
+    #[arg(long)]
+    pub special: bool,
+    /// Print a JSON object with the text
+    #[arg(long)]
+    pub json: bool,
+    /// Model file whose vocabulary is used, or the name of a pulled one
+    #[arg(long, short, value_name = "PATH|NAME", env = crate::env_vars::MUSER_MODEL, hide_env_values = true)]
+    pub model: Option<String>,
+}
+
+/// Arguments of `muser logits`.
+#[derive(Debug, Args)]
+pub struct LogitsArgs {
+    /// File of token ids: a JSON array, or separated by spaces, commas or newlines (`-` is standard input)
+    #[arg(long, value_name = "FILE")]
+    pub ids: PathBuf,
+    /// Where the logits go: NumPy format, f32, shape [positions, vocabulary]
+    #[arg(long, value_name = "FILE.npy")]
+    pub out: PathBuf,
+    /// Positions per step; bounds the memory, never changes a bit of the result
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..))]
+    pub chunk: u16,
+    /// Store keys and values in f32 instead of f16 (scalar backend only)
+    #[arg(long)]
+    pub kv_f32: bool,
+    /// Which model.
+    #[command(flatten)]
+    pub model: ModelArgs,
+}
+
+/// Arguments of `muser inspect`.
+#[derive(Debug, Args)]
+pub struct InspectArgs {
+    /// Model file (GGUF), or the name of a pulled one
+    #[arg(value_name = "MODEL")]
+    pub model: String,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Read the whole file and compare its SHA-256 with those of the official files
+    #[arg(long)]
+    pub verify: bool,
+    /// List every tensor
+    #[arg(long)]
+    pub tensors: bool,
+}
+
+/// Arguments of `muser synth`.
+#[derive(Debug, Args)]
+pub struct SynthArgs {
+    /// The file to write
+    #[arg(value_name = "OUT")]
+    pub out: PathBuf,
+    /// Geometry
+    #[arg(long, value_name = "SIZE")]
+    pub preset: SynthPreset,
+    /// Types of the weights
+    #[arg(long, value_name = "MIX", default_value = "q4_k_m")]
+    pub mix: SynthMix,
+    /// Seed of the weights; same seed, same bytes
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Take the vocabulary from this tiktoken rank file instead of a made-up one
+    #[arg(long, value_name = "FILE")]
+    pub tokenizer_model: Option<PathBuf>,
+    /// Replace the file if it is there
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// Geometry of a synthetic model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SynthPreset {
+    /// 4 layers of 256, vocabulary 512: for tests
+    Tiny,
+    /// 12 layers of 768, vocabulary 8192
+    #[value(name = "0.1b")]
+    P01b,
+    /// 16 layers of 2048, vocabulary 32768
+    #[value(name = "1b")]
+    P1b,
+    /// The geometry of Muse Glimmer 30B
+    #[value(name = "30b")]
+    P30b,
+}
+
+/// Types of a synthetic model's matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SynthMix {
+    /// All F32
+    #[value(name = "f32")]
+    F32,
+    /// All F16
+    #[value(name = "f16")]
+    F16,
+    /// All Q8_0
+    #[value(name = "q8_0")]
+    Q8_0,
+    /// All Q4_0
+    #[value(name = "q4_0")]
+    Q4_0,
+    /// Q4_K, the mix of the official 17 GB file
+    #[value(name = "q4_k_m")]
+    Q4KM,
+    /// All Q6_K
+    #[value(name = "q6_k")]
+    Q6K,
+}
+
+/// Arguments of `muser doctor`.
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Threads to plan for; default: what the machine and its limits allow
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: Option<u16>,
+    /// Do not test the kernels
+    #[arg(long)]
+    pub no_self_test: bool,
+}
+
+impl LogitsArgs {
+    /// Is the scalar reference asked for?
+    pub fn scalar(&self) -> bool {
+        self.model.backend == BackendChoice::Scalar
+    }
+}

@@ -1,0 +1,14 @@
+//! One file per command; each has `run(args, console)`, which returns when the command is done.
+
+pub mod bench;
+pub mod chat;
+pub mod cost;
+pub mod detokenize;
+pub mod doctor;
+pub mod inspect;
+pub mod logits;
+pub mod models;
+pub mod pull;
+pub mod run;
+pub mod synth;
+pub mod tokenize;

@@ -1,0 +1,35 @@
+//! Every environment variable that the command reads, in one place. The generated reference prints this table.
+
+/// Folder of models, chat history and receipts. Default: `~/.muser`.
+pub const MUSER_HOME: &str = "MUSER_HOME";
+/// Default for `--model`.
+pub const MUSER_MODEL: &str = "MUSER_MODEL";
+/// Log filter, such as `debug` or `muser_engine=trace`; stronger than `--verbose`.
+pub const MUSER_LOG: &str = "MUSER_LOG";
+/// Set to anything: no progress bars.
+pub const MUSER_NO_PROGRESS: &str = "MUSER_NO_PROGRESS";
+/// Set to anything: no colour (the convention of no-color.org).
+pub const NO_COLOR: &str = "NO_COLOR";
+
+/// Name and meaning of each variable, for the reference.
+#[cfg(test)]
+pub const TABLE: &[(&str, &str)] = &[
+    (MUSER_HOME, "Folder of models, chat history and receipts (default `~/.muser`)"),
+    (MUSER_MODEL, "Default for `--model`"),
+    (MUSER_LOG, "Log filter, such as `debug` or `muser_engine=trace`; stronger than `--verbose`"),
+    (MUSER_NO_PROGRESS, "Set to anything: no progress bars"),
+    (NO_COLOR, "Set to anything: no colour"),
+];
+
+/// The folder of models, history and receipts; `None` when neither `MUSER_HOME` nor a home folder is known.
+pub fn muser_home() -> Option<std::path::PathBuf> {
+    match std::env::var_os(MUSER_HOME) {
+        Some(home) if !home.is_empty() => Some(home.into()),
+        _ => std::env::home_dir().filter(|home| !home.as_os_str().is_empty()).map(|home| home.join(".muser")),
+    }
+}
+
+/// Is a switch variable set (to anything but the empty string)?
+pub fn is_set(name: &str) -> bool {
+    std::env::var_os(name).is_some_and(|value| !value.is_empty())
+}
