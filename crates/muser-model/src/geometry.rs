@@ -1,5 +1,9 @@
 //! The figures of a model. Source: GGUF metadata, spec sections 1.1 and 2.2.
 
+use muser_gguf::{GgufFile, Value};
+
+use crate::ModelError;
+
 /// Shape and constants of a Muse Glimmer model; every figure has been checked against the others.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Geometry {
@@ -33,7 +37,53 @@ pub struct Geometry {
     pub softcap: Option<f32>,
 }
 
+/// Architecture name of the text model in a GGUF file.
+pub const ARCHITECTURE: &str = "muse-glimmer";
+
+/// Epsilon of the two post-norms; no key carries it.
+const POST_NORM_EPS: f32 = 1e-8;
+
+/// Most layers of a file: twenty times the released model, and far below what would cost memory.
+const MAX_LAYERS: u64 = 1024;
+/// Most values of any one width, heads or positions; keeps every product of two widths far from overflow.
+const MAX_WIDTH: u64 = 1 << 24;
+
 impl Geometry {
+    /// Reads and checks the figures of a muse-glimmer file.
+    pub fn from_gguf(file: &GgufFile) -> Result<Geometry, ModelError> {
+        let keys = Keys { file, prefix: ARCHITECTURE };
+        keys.check_architecture()?;
+        let layers = keys.size("block_count", MAX_LAYERS)?;
+        let heads = keys.size("attention.head_count", MAX_WIDTH)?;
+        let kv_heads = keys.size("attention.head_count_kv", heads as u64)?;
+        if heads % kv_heads != 0 {
+            return Err(keys.wrong(
+                "attention.head_count_kv",
+                format!("a divisor of the {heads} query heads"),
+                kv_heads,
+            ));
+        }
+        let head_dim = keys.head_dim()?;
+        let geometry = Geometry {
+            hidden: keys.size("embedding_length", MAX_WIDTH)?,
+            ffn: keys.size("feed_forward_length", MAX_WIDTH)?,
+            heads,
+            kv_heads,
+            head_dim,
+            vocab: keys.vocab()?,
+            context: keys.size("context_length", MAX_WIDTH)?,
+            window: keys.window()?,
+            sliding: keys.sliding(layers)?,
+            rope_theta: keys.rope_theta()?,
+            rms_eps: keys.positive("attention.layer_norm_rms_epsilon")?,
+            post_norm_eps: POST_NORM_EPS,
+            logit_scale: keys.positive("logit_scale")?,
+            softcap: keys.softcap()?,
+        };
+        keys.refuse_unknown_features()?;
+        Ok(geometry)
+    }
+
     /// Number of layers.
     pub fn layers(&self) -> usize {
         self.sliding.len()
@@ -52,5 +102,164 @@ impl Geometry {
     /// First position that a sliding layer's query at `pos` sees.
     pub fn first_visible(&self, pos: usize) -> usize {
         (pos + 1).saturating_sub(self.window)
+    }
+}
+
+/// Reads keys below an architecture's prefix; every error names the whole key.
+pub(crate) struct Keys<'a> {
+    pub(crate) file: &'a GgufFile,
+    pub(crate) prefix: &'static str,
+}
+
+impl Keys<'_> {
+    pub(crate) fn key(&self, name: &str) -> String {
+        format!("{}.{name}", self.prefix)
+    }
+
+    pub(crate) fn wrong(&self, name: &str, expected: impl ToString, found: impl ToString) -> ModelError {
+        ModelError::Metadata { key: self.key(name), expected: expected.to_string(), found: found.to_string() }
+    }
+
+    pub(crate) fn check_architecture(&self) -> Result<(), ModelError> {
+        let key = "general.architecture";
+        let found = self.file.str(key)?;
+        if found == self.prefix {
+            return Ok(());
+        }
+        let hint = match found {
+            "dflash" => " (a draft model, which works only beside its target)",
+            "clip" => " (a vision projector, which works only beside its text model)",
+            _ => "",
+        };
+        Err(ModelError::Metadata {
+            key: key.to_owned(),
+            expected: format!("{:?}", self.prefix),
+            found: format!("{found:?}{hint}"),
+        })
+    }
+
+    /// A count or width from 1 to `most`.
+    pub(crate) fn size(&self, name: &str, most: u64) -> Result<usize, ModelError> {
+        let found = self.file.u64(&self.key(name))?;
+        if found == 0 || found > most {
+            return Err(self.wrong(name, format!("1 to {most}"), found));
+        }
+        Ok(found as usize)
+    }
+
+    /// A finite float above zero.
+    pub(crate) fn positive(&self, name: &str) -> Result<f32, ModelError> {
+        let found = self.file.f32(&self.key(name))?;
+        if !found.is_finite() || found <= 0.0 {
+            return Err(self.wrong(name, "a finite number above zero", found));
+        }
+        Ok(found)
+    }
+
+    /// Width of a head: keys, values and rotated dimensions must be the same.
+    pub(crate) fn head_dim(&self) -> Result<usize, ModelError> {
+        let head_dim = self.size("attention.key_length", 1024)?;
+        if head_dim % 2 != 0 {
+            return Err(self.wrong("attention.key_length", "an even number", head_dim));
+        }
+        for name in ["attention.value_length", "rope.dimension_count"] {
+            if let Some(found) = self.file.opt_u64(&self.key(name))?
+                && found != head_dim as u64
+            {
+                return Err(self.wrong(name, format!("{head_dim}, the key length"), found));
+            }
+        }
+        Ok(head_dim)
+    }
+
+    /// Tokens: the tokenizer's list, the `vocab_size` key and the embedding table must agree where present.
+    fn vocab(&self) -> Result<usize, ModelError> {
+        let tokens = match self.file.get("tokenizer.ggml.tokens") {
+            Some(_) => Some(self.file.array("tokenizer.ggml.tokens")?.len() as u64),
+            None => None,
+        };
+        let stated = self.file.opt_u64(&self.key("vocab_size"))?;
+        let rows = self.file.tensor("token_embd.weight").and_then(|tensor| tensor.dims.get(1).copied());
+        let found = tokens.or(stated).or(rows).unwrap_or(0);
+        if let (Some(tokens), Some(stated)) = (tokens, stated)
+            && tokens != stated
+        {
+            return Err(self.wrong("vocab_size", format!("{tokens}, the tokens of the tokenizer"), stated));
+        }
+        if found == 0 || found > MAX_WIDTH {
+            return Err(ModelError::Metadata {
+                key: "tokenizer.ggml.tokens".to_owned(),
+                expected: format!("1 to {MAX_WIDTH} tokens"),
+                found: found.to_string(),
+            });
+        }
+        Ok(found as usize)
+    }
+
+    /// Without the key a sliding layer sees everything (and still rotates): the window is the context.
+    pub(crate) fn window(&self) -> Result<usize, ModelError> {
+        match self.file.opt_u64(&self.key("attention.sliding_window"))? {
+            Some(_) => self.size("attention.sliding_window", MAX_WIDTH),
+            None => self.size("context_length", MAX_WIDTH),
+        }
+    }
+
+    /// The pattern has two forms: one bool for each layer, or a period `n` with full attention in every n-th layer.
+    pub(crate) fn sliding(&self, layers: usize) -> Result<Vec<bool>, ModelError> {
+        let name = "attention.sliding_window_pattern";
+        let key = self.key(name);
+        if let Some(Value::Array(array)) = self.file.get(&key) {
+            // Checked before anything is unpacked: the array may be as long as the file.
+            if array.len() != layers {
+                return Err(self.wrong(name, format!("{layers} entries, one for each layer"), array.len()));
+            }
+            return Ok(self.file.bools(&key)?);
+        }
+        let period = self.size(name, layers as u64)?;
+        if layers % period != 0 {
+            // Files do not say whether such a pattern is counted from the first layer or from the last.
+            return Err(self.wrong(
+                name,
+                format!("a divisor of the {layers} layers, or one bool for each layer"),
+                period,
+            ));
+        }
+        Ok((0..layers).map(|layer| layer % period != period - 1).collect())
+    }
+
+    /// Only sliding layers rotate, so that a base of their own replaces the general one.
+    pub(crate) fn rope_theta(&self) -> Result<f32, ModelError> {
+        match self.file.get(&self.key("rope.freq_base_swa")) {
+            Some(_) => self.positive("rope.freq_base_swa"),
+            None => self.positive("rope.freq_base"),
+        }
+    }
+
+    fn softcap(&self) -> Result<Option<f32>, ModelError> {
+        let name = "final_logit_softcapping";
+        match self.file.opt_f32(&self.key(name))? {
+            None | Some(0.0) => Ok(None),
+            Some(_) => self.positive(name).map(Some),
+        }
+    }
+
+    /// Keys that would change the computation, and that this architecture does not have.
+    pub(crate) fn refuse_unknown_features(&self) -> Result<(), ModelError> {
+        if let Some(kind) = self.file.opt_str(&self.key("rope.scaling.type"))?
+            && kind != "none"
+        {
+            return Err(self.wrong("rope.scaling.type", "no scaling of positions", format!("{kind:?}")));
+        }
+        for name in
+            ["attn_logit_softcapping", "expert_count", "attention.max_alibi_bias", "attention.clamp_kqv"]
+        {
+            if let Some(value) = self.file.get(&self.key(name))
+                && value.as_integer() != Some(0)
+                && value.as_float() != Some(0.0)
+            {
+                return Err(self.wrong(name, "no such feature", value.describe()));
+            }
+        }
+        Ok(())
     }
 }

@@ -7,5 +7,5 @@ mod geometry;
 mod weights;
 
 pub use error::ModelError;
-pub use geometry::Geometry;
+pub use geometry::{ARCHITECTURE, Geometry};
 pub use weights::{LayerWeights, Matrix, Model};

@@ -1,10 +1,11 @@
 //! The tensors of a model, looked up by name, checked against the geometry and bound to the mapped file.
 
+use std::path::Path;
 use std::sync::Arc;
 
-use muser_gguf::{GgmlType, GgufFile};
+use muser_gguf::{GgmlType, GgufFile, TensorInfo, dequantize_row};
 
-use crate::Geometry;
+use crate::{Geometry, ModelError};
 
 /// A weight matrix in the mapped file: `rows` output rows of `cols` inputs, each row whole blocks of `ty`.
 #[derive(Clone)]
@@ -23,6 +24,12 @@ pub struct Matrix {
     pub(crate) shard: usize,
     pub(crate) offset: usize,
     pub(crate) len: usize,
+}
+
+impl std::fmt::Debug for Matrix {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {} [{}, {}]", self.name, self.ty.name(), self.cols, self.rows)
+    }
 }
 
 impl Matrix {
@@ -77,4 +84,119 @@ pub struct Model {
     pub output: Matrix,
     /// Layers in order.
     pub layers: Vec<LayerWeights>,
+}
+
+impl Model {
+    /// Opens a file or split set and binds its weights.
+    pub fn load(path: impl AsRef<Path>) -> Result<Model, ModelError> {
+        Model::from_gguf(Arc::new(GgufFile::open(path)?))
+    }
+
+    /// Checks an open file against the contract of the architecture and binds its weights.
+    pub fn from_gguf(file: Arc<GgufFile>) -> Result<Model, ModelError> {
+        let geometry = Geometry::from_gguf(&file)?;
+        let g = &geometry;
+        let binder = Binder { file: &file };
+        let token_embd = binder.matrix("token_embd", g.hidden, g.vocab)?;
+        let output_norm = binder.vector("output_norm", g.hidden)?;
+        let output = binder.matrix("output", g.hidden, g.vocab)?;
+        let layers = (0..g.layers()).map(|layer| binder.layer(g, layer)).collect::<Result<Vec<_>, _>>()?;
+        Ok(Model { geometry, token_embd, output_norm, output, layers, file })
+    }
+}
+
+/// Looks tensors up by name and checks their shape. Names are given without `.weight`.
+pub(crate) struct Binder<'a> {
+    pub(crate) file: &'a Arc<GgufFile>,
+}
+
+impl Binder<'_> {
+    fn layer(&self, g: &Geometry, layer: usize) -> Result<LayerWeights, ModelError> {
+        let name = |part: &str| format!("blk.{layer}.{part}");
+        let matrix = |part: &str, cols, rows| self.matrix(&name(part), cols, rows);
+        let vector = |part: &str, len| self.vector(&name(part), len);
+        Ok(LayerWeights {
+            attn_norm: vector("attn_norm", g.hidden)?,
+            attn_q: matrix("attn_q", g.hidden, g.q_width())?,
+            attn_k: matrix("attn_k", g.hidden, g.kv_width())?,
+            attn_v: matrix("attn_v", g.hidden, g.kv_width())?,
+            attn_gate: matrix("attn_gate", g.hidden, g.q_width())?,
+            attn_q_norm: vector("attn_q_norm", g.head_dim)?,
+            attn_k_norm: vector("attn_k_norm", g.head_dim)?,
+            attn_output: matrix("attn_output", g.q_width(), g.hidden)?,
+            post_attention_norm: vector("post_attention_norm", g.hidden)?,
+            ffn_norm: vector("ffn_norm", g.hidden)?,
+            ffn_gate: matrix("ffn_gate", g.hidden, g.ffn)?,
+            ffn_up: matrix("ffn_up", g.hidden, g.ffn)?,
+            ffn_down: matrix("ffn_down", g.ffn, g.hidden)?,
+            post_ffw_norm: vector("post_ffw_norm", g.hidden)?,
+        })
+    }
+
+    /// A matrix with its optional per-tensor factor.
+    pub(crate) fn matrix(&self, stem: &str, cols: usize, rows: usize) -> Result<Matrix, ModelError> {
+        let tensor = self.tensor(&format!("{stem}.weight"), &[cols, rows])?;
+        if !tensor.ty.is_decodable() || tensor.ty == GgmlType::Q8_K {
+            let (expected, found) = ("a type that muser can multiply with", tensor.ty.name());
+            let hint = "take a file quantised to Q2_K, Q3_K, IQ4_XS or more bits";
+            return Err(wrong(&tensor.name, expected, format!("{found}; {hint}")));
+        }
+        Ok(Matrix {
+            name: tensor.name.clone(),
+            ty: tensor.ty,
+            rows,
+            cols,
+            scale: self.scale(stem)?,
+            file: Arc::clone(self.file),
+            shard: tensor.shard,
+            offset: tensor.offset,
+            len: tensor.len,
+        })
+    }
+
+    /// A vector, copied out as f32.
+    pub(crate) fn vector(&self, stem: &str, len: usize) -> Result<Vec<f32>, ModelError> {
+        let tensor = self.tensor(&format!("{stem}.weight"), &[len])?;
+        self.floats(tensor, len)
+    }
+
+    fn scale(&self, stem: &str) -> Result<f32, ModelError> {
+        let name = format!("{stem}.scale");
+        if self.file.tensor(&name).is_none() {
+            return Ok(1.0);
+        }
+        let tensor = self.tensor(&name, &[1])?;
+        Ok(self.floats(tensor, 1)?[0])
+    }
+
+    fn floats(&self, tensor: &TensorInfo, len: usize) -> Result<Vec<f32>, ModelError> {
+        if !matches!(tensor.ty, GgmlType::F32 | GgmlType::F16 | GgmlType::BF16) {
+            return Err(wrong(&tensor.name, "type F32, F16 or BF16", tensor.ty.name()));
+        }
+        let mut values = vec![0.0; len];
+        dequantize_row(tensor.ty, self.file.tensor_data(tensor), &mut values)?;
+        match values.iter().position(|value| !value.is_finite()) {
+            Some(at) => Err(wrong(&tensor.name, "finite numbers", format!("{} at index {at}", values[at]))),
+            None => Ok(values),
+        }
+    }
+
+    fn tensor(&self, name: &str, shape: &[usize]) -> Result<&TensorInfo, ModelError> {
+        let Some(tensor) = self.file.tensor(name) else {
+            return Err(wrong(name, format!("a tensor of shape {shape:?}"), "no such tensor"));
+        };
+        // Trailing dimensions of 1 mean nothing.
+        let significant = tensor.dims.iter().rposition(|dim| *dim != 1).map_or(1, |last| last + 1);
+        let found = &tensor.dims[..significant.max(shape.len()).min(tensor.dims.len())];
+        if found.len() != shape.len()
+            || found.iter().zip(shape).any(|(found, expected)| *found != *expected as u64)
+        {
+            return Err(wrong(name, format!("shape {shape:?}"), format!("{:?}", tensor.dims)));
+        }
+        Ok(tensor)
+    }
+}
+
+fn wrong(name: &str, expected: impl Into<String>, found: impl Into<String>) -> ModelError {
+    ModelError::Tensor { name: name.to_owned(), expected: expected.into(), found: found.into() }
 }

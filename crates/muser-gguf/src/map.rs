@@ -1,0 +1,43 @@
+//! The bytes of one file: a read-only memory map.
+//!
+//! The only unsafe code of this crate. A map is sound as long as nobody changes the file under it; like every program
+//! that maps model files we assume that, and the rest of the crate never relies on bytes staying what they were checked
+//! to be for memory safety: all accesses are bounds-checked slices, strings are checked as UTF-8 when handed out.
+#![allow(unsafe_code)] // mapping a file is unsafe by nature
+
+use std::fs::File;
+use std::path::Path;
+
+use memmap2::{Mmap, MmapMut};
+
+use crate::GgufError;
+
+/// Maps a whole regular file.
+pub(crate) fn map_file(path: &Path) -> Result<Mmap, GgufError> {
+    let io = |source| GgufError::Io { path: path.display().to_string(), source };
+    let invalid = |what: &str| GgufError::Invalid { path: path.display().to_string(), what: what.to_owned() };
+    let file = File::open(path).map_err(io)?;
+    let metadata = file.metadata().map_err(io)?;
+    if metadata.is_dir() {
+        return Err(invalid("expected a GGUF file, found a directory"));
+    }
+    if !metadata.is_file() {
+        return Err(invalid("expected a regular file, which can be mapped"));
+    }
+    if metadata.len() == 0 {
+        return Err(invalid("the file is empty"));
+    }
+    // SAFETY: the map is read-only and private to `GgufFile`; the assumption about the file is in the module's text.
+    unsafe { Mmap::map(&file) }.map_err(io)
+}
+
+/// A page-aligned copy of `bytes`, so that files in memory look like mapped ones to the kernels.
+pub(crate) fn map_copy(bytes: &[u8]) -> Result<Mmap, GgufError> {
+    let io = |source| GgufError::Io { path: IN_MEMORY.to_owned(), source };
+    let mut map = MmapMut::map_anon(bytes.len().max(1)).map_err(io)?;
+    map[..bytes.len()].copy_from_slice(bytes);
+    map.make_read_only().map_err(io)
+}
+
+/// What error messages call a file without a path.
+pub(crate) const IN_MEMORY: &str = "(in memory)";
