@@ -41,7 +41,10 @@ pub struct GgufFile {
 
 impl std::fmt::Debug for GgufFile {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("GgufFile").field("path", &self.path()).field("tensors", &self.tensors.len()).finish()
+        f.debug_struct("GgufFile")
+            .field("path", &self.path())
+            .field("tensors", &self.tensors.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -110,7 +113,7 @@ impl GgufFile {
 
     /// Byte after the tensor table of one file; [`GgufFile::data_start`] is this, padded.
     pub fn header_bytes(&self, shard: usize) -> usize {
-        self.shards[shard].header.header_end
+        self.shards[shard].header.table_end
     }
 
     /// Container version, 2 or 3.

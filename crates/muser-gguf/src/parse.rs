@@ -48,7 +48,7 @@ pub(crate) struct Header {
     pub(crate) tensors: Vec<RawTensor>,
     pub(crate) alignment: u32,
     /// Byte after the last tensor entry.
-    pub(crate) header_end: usize,
+    pub(crate) table_end: usize,
     /// First byte of the data section.
     pub(crate) data_start: usize,
 }
@@ -68,7 +68,7 @@ impl Header {
             index: HashMap::new(),
             tensors: Vec::new(),
             alignment: DEFAULT_ALIGNMENT,
-            header_end: 0,
+            table_end: 0,
             data_start: 0,
         };
         for number in 0..entry_count {
@@ -131,9 +131,9 @@ impl Header {
             self.tensors.push(tensor);
             relative.push(offset);
         }
-        self.header_end = cursor.pos();
-        self.data_start = self.header_end.next_multiple_of(self.alignment as usize);
-        let file_len = self.header_end + cursor.left();
+        self.table_end = cursor.pos();
+        self.data_start = self.table_end.next_multiple_of(self.alignment as usize);
+        let file_len = self.table_end + cursor.left();
         for (tensor, offset) in self.tensors.iter_mut().zip(relative) {
             let start = (self.data_start as u64).checked_add(offset);
             let end = start.and_then(|start| start.checked_add(tensor.len as u64));
@@ -272,7 +272,7 @@ pub(crate) fn tensor_bytes(dims: &[u64], ty: GgmlType) -> Result<usize, Fault> {
         .and_then(|values| (values / block_len).checked_mul(ty.block_bytes() as u64))
         .and_then(|bytes| usize::try_from(bytes).ok())
         // Sizes beyond this would overflow signed offsets elsewhere; no file is as long.
-        .filter(|bytes| *bytes <= isize::MAX as usize)
+        .filter(|bytes| isize::try_from(*bytes).is_ok())
         .ok_or_else(|| format!("its dimensions {dims:?} of type {} overflow the size of a file", ty.name()))
 }
 

@@ -39,6 +39,7 @@ pub enum GgmlType {
     F64,
 }
 
+#[allow(clippy::enum_glob_use, reason = "a table of all of them")]
 use GgmlType::*;
 
 /// Type, id, name, values in a block, bytes of a block; in the order of the enum.

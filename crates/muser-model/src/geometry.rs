@@ -116,6 +116,10 @@ impl Keys<'_> {
         format!("{}.{name}", self.prefix)
     }
 
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "callers pass formatted strings and plain numbers alike"
+    )]
     pub(crate) fn wrong(&self, name: &str, expected: impl ToString, found: impl ToString) -> ModelError {
         ModelError::Metadata { key: self.key(name), expected: expected.to_string(), found: found.to_string() }
     }
@@ -216,7 +220,7 @@ impl Keys<'_> {
             return Ok(self.file.bools(&key)?);
         }
         let period = self.size(name, layers as u64)?;
-        if layers % period != 0 {
+        if !layers.is_multiple_of(period) {
             // Files do not say whether such a pattern is counted from the first layer or from the last.
             return Err(self.wrong(
                 name,

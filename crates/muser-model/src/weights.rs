@@ -101,7 +101,7 @@ impl Model {
         let output_norm = binder.vector("output_norm", g.hidden)?;
         let output = binder.matrix("output", g.hidden, g.vocab)?;
         let layers = (0..g.layers()).map(|layer| binder.layer(g, layer)).collect::<Result<Vec<_>, _>>()?;
-        Ok(Model { geometry, token_embd, output_norm, output, layers, file })
+        Ok(Model { file, geometry, token_embd, output_norm, output, layers })
     }
 }
 
