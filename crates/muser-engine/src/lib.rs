@@ -1,1 +1,37 @@
-//! Requests, scheduler, step loop, sampler, events, metrics.
+//! Requests, scheduler, step loop, sampler, events, metrics: the part between callers and executors.
+//!
+//! [`Engine::spawn`] starts one ordinary thread that drives an executor. Callers hand in a [`Request`] and read
+//! [`Event`]s (token ids, not text) from a [`Submission`]. Only this crate knows what a request is; executors see rows,
+//! and the scheduler is a pure function of its state, its inbox and the clock. A decode step allocates nothing and takes
+//! no lock that a caller could hold.
+
+mod admission;
+mod config;
+mod constraint;
+mod driver;
+mod error;
+mod events;
+mod handle;
+mod metrics;
+mod request;
+pub mod sampler;
+mod slots;
+mod submission;
+
+pub use admission::Limits;
+pub use config::EngineConfig;
+pub use constraint::{Constraint, TokenMask};
+pub use error::{EngineError, SubmitError};
+pub use events::{
+    Event, FinishReason, Finished, MAX_TOP_LOGPROBS, RequestError, Started, Timings, Token, TopLogprobs,
+    Usage,
+};
+pub use handle::{Engine, EngineHandle, Shutdown};
+pub use metrics::{HistogramSnapshot, LATENCY_BOUNDS_S, MetricsSnapshot};
+pub use request::{
+    ConstraintFactory, ContextPolicy, ImageRows, Prompt, Request, RequestKind, ShiftPlan, StopWatch,
+    StopWatchFactory,
+};
+pub use sampler::SamplingParams;
+pub use slots::{SlotState, SlotView};
+pub use submission::{Submission, TimedOut};

@@ -1,0 +1,54 @@
+//! What can be set about an engine, with defaults that suit a desktop.
+
+use std::time::Duration;
+
+/// Settings of an engine; they do not change while it runs.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// Sequences computed together, 1 to 16.
+    pub parallel: usize,
+    /// Most positions of a sequence; `None` takes the model's. Never more than the model's.
+    pub context: Option<usize>,
+    /// Bytes for KV blocks; never exceeded. `None`: enough for `parallel` sequences of full context, but at most 4 GiB
+    /// unless one sequence alone needs more.
+    pub kv_bytes: Option<u64>,
+    /// Most rows of a step in which nothing is being decoded.
+    pub prefill_rows: usize,
+    /// Most rows of a step in which sequences are being decoded: bounds how long prefill of one request holds up the
+    /// next token of another.
+    pub mixed_rows: usize,
+    /// Requests that may wait for a place.
+    pub max_waiting: usize,
+    /// Longest wait for a place, unless the request says otherwise.
+    pub queue_timeout: Option<Duration>,
+    /// Events that a reader may be behind before its sequence pauses.
+    pub event_ring: usize,
+    /// How long a sequence stays paused for its reader before it is dropped.
+    pub slow_reader_timeout: Duration,
+    /// Positions beyond the window that stay in memory (draft verification writes that far ahead).
+    pub window_slack: usize,
+    /// Shortest part of a known block worth copying so that a request can continue inside it (positions).
+    pub min_copy_tokens: usize,
+    /// What the prefix identity is salted with besides the executor's numeric route: fingerprints of the model and of
+    /// the tokenizer.
+    pub identity: Vec<u8>,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            parallel: 4,
+            context: None,
+            kv_bytes: None,
+            prefill_rows: 512,
+            mixed_rows: 128,
+            max_waiting: 256,
+            queue_timeout: None,
+            event_ring: 256,
+            slow_reader_timeout: Duration::from_secs(30),
+            window_slack: 16,
+            min_copy_tokens: 16,
+            identity: Vec::new(),
+        }
+    }
+}

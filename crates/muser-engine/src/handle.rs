@@ -1,0 +1,261 @@
+//! Starting an engine and talking to it: submit requests, read figures, shut down.
+//!
+//! Two crossing points between threads: the inbox (requests in) and each submission's ring (events out). Both are
+//! lock-free and bounded.
+
+use std::{
+    sync::{
+        Arc, Mutex, OnceLock,
+        atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering},
+    },
+    thread::{JoinHandle, Thread},
+    time::{Duration, Instant},
+};
+
+use crossbeam_queue::ArrayQueue;
+use muser_backend::{Executor, ExecutorInfo};
+use muser_model::Geometry;
+
+use crate::{
+    EngineConfig, EngineError, MetricsSnapshot, Request, SlotView, Submission, SubmitError,
+    admission::{self, Limits},
+    driver::{Driver, Turn},
+    metrics::Metrics,
+    slots::SlotCell,
+    submission::Ring,
+};
+
+/// A request on its way to the engine thread.
+pub(crate) struct Job {
+    pub(crate) id: u64,
+    pub(crate) request: Request,
+    pub(crate) seed: u64,
+    pub(crate) ring: Arc<Ring>,
+    /// Since the engine's start.
+    pub(crate) submitted_at: Duration,
+}
+
+/// What all threads share.
+pub(crate) struct Shared {
+    pub(crate) inbox: ArrayQueue<Job>,
+    pub(crate) limits: Limits,
+    pub(crate) metrics: Metrics,
+    pub(crate) slots: Box<[SlotCell]>,
+    /// Requests accepted and not ended.
+    pub(crate) in_flight: AtomicUsize,
+    /// 0 run, 1 finish what is there, 2 cancel everything.
+    pub(crate) stopping: AtomicU8,
+    info: ExecutorInfo,
+    epoch: Instant,
+    next_id: AtomicU64,
+    thread: OnceLock<Thread>,
+}
+
+impl Shared {
+    pub(crate) fn new(limits: Limits, info: ExecutorInfo) -> Self {
+        Self {
+            inbox: ArrayQueue::new(limits.max_in_flight.max(1)),
+            metrics: Metrics::default(),
+            slots: (0..limits.parallel).map(|_| SlotCell::default()).collect(),
+            in_flight: AtomicUsize::new(0),
+            stopping: AtomicU8::new(0),
+            info,
+            epoch: Instant::now(),
+            next_id: AtomicU64::new(1),
+            thread: OnceLock::new(),
+            limits,
+        }
+    }
+
+    /// Checks a request and puts it into the inbox. `now` is the time since the engine's start.
+    pub(crate) fn submit(
+        &self,
+        request: Request,
+        engine: Thread,
+        now: Duration,
+    ) -> Result<Submission, SubmitError> {
+        let admitted = self.admit(request, engine, now);
+        let counter =
+            if admitted.is_ok() { &self.metrics.requests_accepted } else { &self.metrics.requests_refused };
+        Metrics::add(counter, 1);
+        admitted
+    }
+
+    fn admit(&self, request: Request, engine: Thread, now: Duration) -> Result<Submission, SubmitError> {
+        admission::check(&request, &self.limits)?;
+        if self.stopping.load(Ordering::SeqCst) != 0 {
+            return Err(SubmitError::ShuttingDown);
+        }
+        let limit = self.limits.max_in_flight;
+        let before = self.in_flight.fetch_add(1, Ordering::SeqCst);
+        if before >= limit {
+            self.in_flight.fetch_sub(1, Ordering::SeqCst);
+            return Err(SubmitError::QueueFull {
+                waiting: before.saturating_sub(self.limits.parallel),
+                limit: limit - self.limits.parallel,
+            });
+        }
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let seed = request.seed.unwrap_or_else(admission::random_seed);
+        // Room for the events of every choice's last step and end, whatever the setting says.
+        let capacity = self.limits.event_ring.max(8 + 8 * request.n as usize);
+        let ring = Arc::new(Ring::new(capacity, engine.clone()));
+        let submission = Submission::new(Arc::clone(&ring), id, seed);
+        let job = Job { id, request, seed, ring, submitted_at: now };
+        if self.inbox.push(job).is_err() {
+            // Cannot happen: the inbox is as large as the limit. Refusing is right all the same.
+            self.in_flight.fetch_sub(1, Ordering::SeqCst);
+            return Err(SubmitError::QueueFull { waiting: limit, limit });
+        }
+        engine.unpark();
+        Ok(submission)
+    }
+}
+
+/// How to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shutdown {
+    /// Take no new requests, finish those that are there.
+    Finish,
+    /// Take no new requests, end those that are there with [`crate::FinishReason::Cancelled`].
+    Cancel,
+}
+
+/// The engine; see [`Engine::spawn`].
+#[derive(Debug)]
+pub struct Engine;
+
+impl Engine {
+    /// Allocates the KV blocks and starts the engine thread.
+    pub fn spawn(
+        executor: Box<dyn Executor>,
+        geometry: Geometry,
+        config: EngineConfig,
+    ) -> Result<EngineHandle, EngineError> {
+        let (mut driver, shared) = Driver::new(executor, geometry, config)?;
+        let for_thread = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name("muser-engine".into())
+            .spawn(move || {
+                loop {
+                    match driver.turn(for_thread.epoch.elapsed()) {
+                        Turn::Worked => {}
+                        Turn::Idle { until: None } => std::thread::park(),
+                        Turn::Idle { until: Some(until) } => {
+                            std::thread::park_timeout(until.saturating_sub(for_thread.epoch.elapsed()));
+                        }
+                        Turn::Stopped => break,
+                    }
+                }
+            })
+            .map_err(EngineError::Thread)?;
+        shared.thread.get_or_init(|| thread.thread().clone());
+        let owner = Owner { shared: Arc::clone(&shared), join: Mutex::new(Some(thread)) };
+        Ok(EngineHandle { owner: Arc::new(owner) })
+    }
+}
+
+/// Talks to a running engine; clones talk to the same one. When the last clone goes, the engine cancels what runs and
+/// stops.
+#[derive(Clone)]
+pub struct EngineHandle {
+    owner: Arc<Owner>,
+}
+
+struct Owner {
+    shared: Arc<Shared>,
+    join: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Owner {
+    fn thread(&self) -> Thread {
+        self.shared.thread.get().expect("set before the handle was handed out").clone()
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.shared.stopping.store(2, Ordering::SeqCst);
+        self.thread().unpark();
+    }
+}
+
+impl EngineHandle {
+    /// Hands in a request. Returns at once: with a submission, or with the reason why not.
+    pub fn submit(&self, request: Request) -> Result<Submission, SubmitError> {
+        let shared = &self.owner.shared;
+        shared.submit(request, self.owner.thread(), shared.epoch.elapsed())
+    }
+
+    /// The figures now.
+    pub fn metrics(&self) -> MetricsSnapshot {
+        self.owner.shared.metrics.snapshot()
+    }
+
+    /// What each slot is doing.
+    pub fn slots(&self) -> Vec<SlotView> {
+        self.owner.shared.slots.iter().enumerate().map(|(i, cell)| cell.read(i)).collect()
+    }
+
+    /// What a request may be.
+    pub fn limits(&self) -> &Limits {
+        &self.owner.shared.limits
+    }
+
+    /// The executor's facts.
+    pub fn info(&self) -> &ExecutorInfo {
+        &self.owner.shared.info
+    }
+
+    /// Requests accepted and not ended.
+    pub fn in_flight(&self) -> usize {
+        self.owner.shared.in_flight.load(Ordering::SeqCst)
+    }
+
+    /// Is the engine thread alive and taking requests?
+    pub fn is_running(&self) -> bool {
+        let alive = match self.owner.join.lock() {
+            Ok(join) => join.as_ref().is_some_and(|thread| !thread.is_finished()),
+            Err(_) => false,
+        };
+        alive && self.owner.shared.stopping.load(Ordering::SeqCst) == 0
+    }
+
+    /// Takes no more requests and begins to stop; returns at once. `Cancel` after `Finish` hurries.
+    pub fn shut_down(&self, how: Shutdown) {
+        let level = match how {
+            Shutdown::Finish => 1,
+            Shutdown::Cancel => 2,
+        };
+        self.owner.shared.stopping.fetch_max(level, Ordering::SeqCst);
+        self.owner.thread().unpark();
+    }
+
+    /// Waits until the engine thread has ended, at most `timeout`. `true` if it has.
+    pub fn join(&self, timeout: Duration) -> bool {
+        let end = Instant::now() + timeout;
+        loop {
+            let Ok(mut join) = self.owner.join.lock() else { return true };
+            match join.as_ref() {
+                None => return true,
+                Some(thread) if thread.is_finished() => {
+                    // A panic of the engine thread has been printed by the hook; there is nothing to add.
+                    let _ = join.take().map(JoinHandle::join);
+                    return true;
+                }
+                Some(_) => {}
+            }
+            drop(join);
+            if Instant::now() >= end {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl std::fmt::Debug for EngineHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EngineHandle").field("limits", &self.owner.shared.limits).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,179 @@
+//! Counters, gauges and histograms of an engine.
+//!
+//! Writers and readers share atomics only: a scrape never makes the engine wait. A snapshot is therefore not one
+//! instant's truth across figures, but each figure is exact.
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use crate::FinishReason;
+
+/// Upper bounds of the latency buckets in seconds; the last bucket is unbounded.
+pub const LATENCY_BOUNDS_S: [f64; 22] = [
+    0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0,
+    20.0, 40.0, 80.0, 160.0,
+];
+
+/// A latency histogram that one thread writes and any thread reads.
+#[derive(Debug, Default)]
+pub(crate) struct Histogram {
+    buckets: [AtomicU64; LATENCY_BOUNDS_S.len() + 1],
+    sum_ns: AtomicU64,
+}
+
+impl Histogram {
+    pub(crate) fn record(&self, value: Duration) {
+        let seconds = value.as_secs_f64();
+        let bucket = LATENCY_BOUNDS_S.partition_point(|&bound| bound < seconds);
+        self.buckets[bucket].fetch_add(1, Ordering::Relaxed);
+        self.sum_ns.fetch_add(value.as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    fn snapshot(&self) -> HistogramSnapshot {
+        HistogramSnapshot {
+            counts: std::array::from_fn(|i| self.buckets[i].load(Ordering::Relaxed)),
+            sum_s: self.sum_ns.load(Ordering::Relaxed) as f64 * 1e-9,
+        }
+    }
+}
+
+/// A histogram's figures.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HistogramSnapshot {
+    /// Observations per bucket (not cumulative): bucket `i` holds values up to [`LATENCY_BOUNDS_S`]`[i]`.
+    pub counts: [u64; LATENCY_BOUNDS_S.len() + 1],
+    /// Sum of all observations in seconds.
+    pub sum_s: f64,
+}
+
+impl HistogramSnapshot {
+    /// Number of observations.
+    pub fn count(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+}
+
+macro_rules! metrics {
+    ($(#[$doc:meta] $name:ident),* ; $(#[$hdoc:meta] $hist:ident),* $(,)?) => {
+        /// The live figures.
+        #[derive(Debug, Default)]
+        pub(crate) struct Metrics {
+            $(pub(crate) $name: AtomicU64,)*
+            $(pub(crate) $hist: Histogram,)*
+        }
+
+        /// The figures at one moment.
+        #[derive(Clone, Debug, PartialEq)]
+        pub struct MetricsSnapshot {
+            $(#[$doc] pub $name: u64,)*
+            $(#[$hdoc] pub $hist: HistogramSnapshot,)*
+        }
+
+        impl Metrics {
+            pub(crate) fn snapshot(&self) -> MetricsSnapshot {
+                MetricsSnapshot {
+                    $($name: self.$name.load(Ordering::Relaxed),)*
+                    $($hist: self.$hist.snapshot(),)*
+                }
+            }
+        }
+    };
+}
+
+metrics! {
+    /// Requests taken at the door.
+    requests_accepted,
+    /// Requests refused at the door.
+    requests_refused,
+    /// Requests that failed after they were accepted.
+    requests_failed,
+    /// Choices that ended with a stop id or their stop watch.
+    finished_stop,
+    /// Choices that ended at `max_tokens` or with a full context.
+    finished_length,
+    /// Choices that were cancelled, timed out or dropped for a slow reader.
+    finished_aborted,
+    /// Prompt positions of admitted requests.
+    prompt_tokens,
+    /// Of these, taken from known blocks.
+    cached_tokens,
+    /// Positions computed for prompts (after preemption or shift, again).
+    prefill_rows,
+    /// Positions computed to decode.
+    decode_rows,
+    /// Tokens sampled.
+    generated_tokens,
+    /// Draft proposals checked.
+    drafted_tokens,
+    /// Draft proposals that were right.
+    accepted_tokens,
+    /// Steps run.
+    steps,
+    /// Steps that failed with a device error.
+    step_errors,
+    /// Steps that panicked.
+    step_panics,
+    /// Sequences put back into the queue because memory ran out.
+    preemptions,
+    /// Blocks dropped from the prefix cache to make room.
+    evicted_blocks,
+    /// Blocks copied so that a request could continue inside one.
+    copied_blocks,
+    /// Requests in the waiting queue (gauge).
+    waiting,
+    /// Sequences with a slot (gauge).
+    running,
+    /// Blocks of the full group in use by sequences (gauge).
+    full_blocks_used,
+    /// Blocks of the full group kept for reuse (gauge).
+    full_blocks_cached,
+    /// Blocks of the full group in all (gauge).
+    full_blocks_total,
+    /// Blocks of the sliding group in use by sequences (gauge).
+    sliding_blocks_used,
+    /// Blocks of the sliding group kept for reuse (gauge).
+    sliding_blocks_cached,
+    /// Blocks of the sliding group in all (gauge).
+    sliding_blocks_total,
+    /// Bytes of all blocks in use or kept (gauge).
+    kv_bytes_held,
+    /// Bytes of all blocks (gauge); the budget is never less.
+    kv_bytes_total;
+    /// From submission to admission.
+    queue_time,
+    /// From admission to the first token.
+    prefill_time,
+    /// From submission to the first token.
+    time_to_first_token,
+    /// Between tokens of one choice.
+    inter_token,
+    /// From the first token to the end.
+    decode_time,
+    /// From submission to the end.
+    request_time,
+    /// One step of the executor.
+    step_time,
+}
+
+impl Metrics {
+    pub(crate) fn add(counter: &AtomicU64, n: u64) {
+        counter.fetch_add(n, Ordering::Relaxed);
+    }
+
+    pub(crate) fn set(gauge: &AtomicU64, value: u64) {
+        gauge.store(value, Ordering::Relaxed);
+    }
+
+    pub(crate) fn finished(&self, reason: FinishReason) {
+        let counter = match reason {
+            FinishReason::Stop(_) | FinishReason::StopWatch => &self.finished_stop,
+            FinishReason::Length | FinishReason::Context => &self.finished_length,
+            FinishReason::Cancelled | FinishReason::Deadline | FinishReason::SlowReader => {
+                &self.finished_aborted
+            }
+        };
+        Self::add(counter, 1);
+    }
+}

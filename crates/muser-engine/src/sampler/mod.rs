@@ -1,0 +1,5 @@
+//! From logits to a token.
+
+mod params;
+
+pub use params::SamplingParams;
