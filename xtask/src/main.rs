@@ -1,3 +1,106 @@
-//! Project chores.
+//! Project chores. `cargo xtask ci` is everything that CI checks; each step can be run alone by its name.
 
-fn main() {}
+#![expect(clippy::print_stdout, reason = "a command-line tool")]
+
+mod licences;
+mod tidy;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, bail};
+
+/// A step of `ci`: its name, what it is for, and what it does.
+type Step = (&'static str, &'static str, fn() -> Result<()>);
+
+const STEPS: &[Step] = &[
+    ("fmt", "formatting is rustfmt's", || cargo(&["fmt", "--all", "--check"])),
+    ("tidy", "size of the tree, forbidden words, file lengths", || tidy::check(&root())),
+    ("licences", "every dependency has a licence of deny.toml", || licences::check(&root())),
+    ("clippy", "no warnings in any target", || {
+        cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--quiet", "--", "-D", "warnings"])
+    }),
+    ("test", "unit, property, golden and command tests", test),
+    ("doc", "documentation builds, links resolve, examples run", doc),
+    ("first-run", "the README's first command answers", first_run),
+];
+
+fn main() -> ExitCode {
+    let name = std::env::args().nth(1).unwrap_or_default();
+    let steps: Vec<&Step> = STEPS.iter().filter(|s| name == "ci" || s.0 == name).collect();
+    if steps.is_empty() {
+        println!("usage: cargo xtask ci | STEP\n");
+        STEPS.iter().for_each(|(name, what, _)| println!("  {name:10} {what}"));
+        return ExitCode::from(2);
+    }
+    let mut failed = Vec::new();
+    for (name, what, run) in steps {
+        println!("==> {name}: {what}");
+        let start = Instant::now();
+        match run() {
+            Ok(()) => println!("==> {name}: ok, {:.1} s", start.elapsed().as_secs_f64()),
+            Err(e) => {
+                println!("==> {name}: FAILED after {:.1} s: {e:#}", start.elapsed().as_secs_f64());
+                failed.push(*name);
+            }
+        }
+    }
+    if failed.is_empty() {
+        return ExitCode::SUCCESS;
+    }
+    println!("failed: {}", failed.join(", "));
+    ExitCode::FAILURE
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn cargo(args: &[&str]) -> Result<()> {
+    run(Command::new("cargo").args(args))
+}
+
+fn run(command: &mut Command) -> Result<()> {
+    let status = command.current_dir(root()).status().with_context(|| format!("cannot start {command:?}"))?;
+    if !status.success() {
+        bail!("{command:?} ended with {status}");
+    }
+    Ok(())
+}
+
+fn has_nextest() -> bool {
+    Command::new("cargo").args(["nextest", "--version"]).output().is_ok_and(|o| o.status.success())
+}
+
+/// Tests through nextest where it is installed (faster, one process each), else through cargo's own runner.
+fn test() -> Result<()> {
+    if has_nextest() {
+        cargo(&["nextest", "run", "--workspace", "--locked", "--status-level", "slow", "--final-status-level", "slow"])
+    } else {
+        cargo(&["test", "--workspace", "--locked", "--quiet", "--lib", "--bins", "--tests"])
+    }
+}
+
+fn doc() -> Result<()> {
+    run(Command::new("cargo")
+        .args(["doc", "--workspace", "--no-deps", "--locked", "--quiet"])
+        .env("RUSTDOCFLAGS", "-D warnings"))?;
+    cargo(&["test", "--workspace", "--locked", "--quiet", "--doc"])
+}
+
+/// `cargo run --release -- run "…"` as a newcomer types it, but short.
+fn first_run() -> Result<()> {
+    let out = Command::new("cargo")
+        .args(["run", "--release", "--locked", "--quiet", "--", "run", "-n", "32", "--temp", "0"])
+        .arg("Write a short story about a fox.")
+        .current_dir(root())
+        .output()
+        .context("cannot start cargo")?;
+    let text = String::from_utf8_lossy(&out.stdout);
+    if !out.status.success() || text.split_whitespace().count() < 10 {
+        bail!("{}\nstdout: {text}\nstderr: {}", out.status, String::from_utf8_lossy(&out.stderr));
+    }
+    println!("{}", text.trim());
+    Ok(())
+}

@@ -91,3 +91,64 @@ pub fn quantize_block(x: &[f32], q: &mut [i8]) -> f32 {
     }
     amax / 127.0
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const ROLES: [MatrixRole; 6] = [
+        MatrixRole::AttnIn,
+        MatrixRole::AttnOut,
+        MatrixRole::FfnIn,
+        MatrixRole::FfnDown,
+        MatrixRole::Output,
+        MatrixRole::DraftFc,
+    ];
+
+    #[test]
+    fn segments_cover_k_in_order() {
+        for role in ROLES {
+            for blocks in 1..90 {
+                let segments = Segments::of(role, blocks * 256);
+                let mut next = 0;
+                for s in 0..segments.count() {
+                    let range = segments.range(s);
+                    assert_eq!(range.start, next);
+                    assert!(!range.is_empty());
+                    next = range.end;
+                }
+                assert_eq!(next, blocks);
+            }
+        }
+    }
+
+    #[test]
+    fn quantised_values_reach_the_ends_and_zero_stays_zero() {
+        let mut q = [0i8; 4];
+        assert_eq!(quantize_block(&[127.0, -127.0, 0.0, 63.5], &mut q), 1.0);
+        assert_eq!(q, [127, -127, 0, 64]); // 63.5 rounds to even
+        assert_eq!(quantize_block(&[0.0; 4], &mut q), 0.0);
+        assert_eq!(q, [0; 4]);
+    }
+
+    #[test]
+    fn a_value_that_is_not_finite_shows_in_the_scale() {
+        let mut q = [1i8; 2];
+        assert!(quantize_block(&[f32::NAN, 1.0], &mut q).is_nan());
+        assert!(quantize_block(&[f32::INFINITY, 1.0], &mut q).is_nan());
+        assert_eq!(quantize_block(&[f32::from_bits(1), 0.0], &mut q), 0.0);
+    }
+
+    proptest! {
+        #[test]
+        fn error_is_at_most_half_a_step(x in proptest::collection::vec(-1e6f32..1e6, 256)) {
+            let mut q = [0i8; 256];
+            let d = quantize_block(&x, &mut q);
+            for (x, q) in x.iter().zip(q) {
+                prop_assert!((x - d * f32::from(q)).abs() <= d * 0.5001);
+            }
+        }
+    }
+}

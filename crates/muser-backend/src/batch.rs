@@ -131,7 +131,12 @@ impl StepBatch {
     }
 
     /// Checks every index an executor is going to follow, so that kernels need not.
-    pub fn validate(&self, geometry: &Geometry, capacity: KvCapacity, max_rows: usize) -> Result<(), ExecError> {
+    pub fn validate(
+        &self,
+        geometry: &Geometry,
+        capacity: KvCapacity,
+        max_rows: usize,
+    ) -> Result<(), ExecError> {
         let bad = |what: String| Err(ExecError::InvalidBatch(what));
         if self.rows.is_empty() || self.rows.len() > max_rows {
             return bad(format!("{} rows, expected 1 to {max_rows}", self.rows.len()));

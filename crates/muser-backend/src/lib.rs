@@ -6,9 +6,12 @@
 
 pub mod arith;
 mod batch;
+pub mod conformance;
 mod error;
 mod executor;
+mod reference;
 
 pub use batch::{Row, RowInput, RowWants, SeqRows, StepBatch, StepOutput};
 pub use error::ExecError;
 pub use executor::{Executor, ExecutorInfo, KvCapacity, KvType};
+pub use reference::ReferenceExecutor;

@@ -1,0 +1,279 @@
+//! The scalar reference executor: the model's formula in plain Rust, to be read in one sitting.
+//!
+//! Weights are dequantised row by row as they are used, values are stored as f32, sums are taken in f64. No integer
+//! arithmetic, no SIMD, no fusion: this is the yardstick that the fast backends are measured against, so it follows
+//! the model specification line by line and nothing else. Every operation takes one row and the KV before it; rows of
+//! a step are worked on side by side only so that a weight row is dequantised once for all of them.
+//!
+//! Cost: about two multiply-adds a nanosecond and core, so a 30-million-parameter model writes some tens of tokens a
+//! second and a 30-billion one needs minutes for a token. It runs both.
+
+mod kv;
+mod ops;
+
+use muser_kv::{BlockId, KvGroup};
+use muser_model::{LayerWeights, Matrix, Model};
+
+use self::kv::KvStore;
+use crate::{
+    ExecError, Executor, ExecutorInfo, KvCapacity, KvType, RowInput, SeqRows, StepBatch, StepOutput,
+};
+
+/// Most rows of a step; any number would do.
+const MAX_ROWS: usize = 1024;
+
+/// Executes Muse Glimmer by the book. See the module documentation.
+pub struct ReferenceExecutor {
+    model: Model,
+    info: ExecutorInfo,
+    kv: KvStore,
+    feature_layers: Vec<usize>,
+}
+
+impl ReferenceExecutor {
+    /// An executor over `model` that stores K and V as `kv_type`.
+    ///
+    /// # Errors
+    /// [`ExecError::Unsupported`] names the first weight matrix whose type cannot be dequantised.
+    pub fn new(model: Model, kv_type: KvType) -> Result<Self, ExecError> {
+        let mut matrices = vec![&model.token_embd, &model.output];
+        for l in &model.layers {
+            matrices.extend([
+                &l.attn_q,
+                &l.attn_k,
+                &l.attn_v,
+                &l.attn_gate,
+                &l.attn_output,
+                &l.ffn_gate,
+                &l.ffn_up,
+                &l.ffn_down,
+            ]);
+        }
+        for m in matrices {
+            let mut row = vec![0.0; m.cols];
+            dequantize(m, 0, &mut row).map_err(|what| ExecError::Unsupported { backend: "scalar", what })?;
+        }
+        let g = &model.geometry;
+        let kv = KvStore::new(g, kv_type);
+        let info = ExecutorInfo {
+            backend: "scalar",
+            device: "scalar reference, plain Rust".into(),
+            route: format!("scalar-1/{}", if kv_type == KvType::F32 { "f32" } else { "f16" }),
+            kv_type,
+            full_block_bytes: kv.block_bytes(KvGroup::Full),
+            sliding_block_bytes: kv.block_bytes(KvGroup::Sliding),
+            max_rows: MAX_ROWS,
+            vocab: g.vocab,
+            hidden: g.hidden,
+            features: 0,
+        };
+        Ok(Self { model, info, kv, feature_layers: Vec::new() })
+    }
+
+    /// Input of the bottom layer: the (dequantised) embedding row or the given one, normalised without a weight.
+    fn embed(&self, batch: &StepBatch) -> Vec<f32> {
+        let g = &self.model.geometry;
+        let mut h = vec![0.0; batch.rows().len() * g.hidden];
+        for (row, x) in batch.rows().iter().zip(h.chunks_mut(g.hidden)) {
+            match row.input {
+                RowInput::Token(id) => {
+                    dequantize(&self.model.token_embd, id as usize, x)
+                        .expect("checked when the executor was made");
+                }
+                RowInput::Embedding(e) => {
+                    x.copy_from_slice(&batch.embeddings()[e as usize * g.hidden..][..g.hidden]);
+                }
+            }
+            ops::rms_norm(x, None, g.rms_eps);
+        }
+        h
+    }
+
+    /// One layer: attention and feed-forward, each added to the residual stream after its post-norm.
+    fn layer(&mut self, batch: &StepBatch, index: usize, h: &mut [f32]) {
+        let g = self.model.geometry.clone();
+        let w = self.model.layers[index].clone();
+        let mut a = h.to_vec();
+        a.chunks_mut(g.hidden).for_each(|x| ops::rms_norm(x, Some(&w.attn_norm), g.rms_eps));
+        let o = self.attention(batch, index, &w, &a);
+        add_post_normed(h, o, &w.post_attention_norm, g.post_norm_eps);
+
+        let mut f = h.to_vec();
+        f.chunks_mut(g.hidden).for_each(|x| ops::rms_norm(x, Some(&w.ffn_norm), g.rms_eps));
+        let mut gate = product(&w.ffn_gate, &f);
+        let up = product(&w.ffn_up, &f);
+        gate.iter_mut().zip(&up).for_each(|(x, u)| *x = ops::silu(*x) * u);
+        add_post_normed(h, product(&w.ffn_down, &gate), &w.post_ffw_norm, g.post_norm_eps);
+    }
+
+    /// Gated attention of every row of the step; also stores the rows' K and V.
+    fn attention(&mut self, batch: &StepBatch, index: usize, w: &LayerWeights, a: &[f32]) -> Vec<f32> {
+        let g = self.model.geometry.clone();
+        let mut q = product(&w.attn_q, a);
+        let mut k = product(&w.attn_k, a);
+        let v = product(&w.attn_v, a);
+        let gate = product(&w.attn_gate, a);
+        q.chunks_mut(g.head_dim).for_each(|x| ops::rms_norm(x, Some(&w.attn_q_norm), g.rms_eps));
+        k.chunks_mut(g.head_dim).for_each(|x| ops::rms_norm(x, Some(&w.attn_k_norm), g.rms_eps));
+        let sliding = g.sliding[index];
+        let mut out = vec![0.0; q.len()];
+        for seq in batch.seqs() {
+            for i in 0..seq.n_rows as usize {
+                let (row, pos) = (seq.first_row as usize + i, seq.start_pos as usize + i);
+                let (q, k) = (
+                    &mut q[row * g.q_width()..][..g.q_width()],
+                    &mut k[row * g.kv_width()..][..g.kv_width()],
+                );
+                if sliding {
+                    q.chunks_mut(g.head_dim).for_each(|x| ops::rope(x, pos, g.rope_theta));
+                    k.chunks_mut(g.head_dim).for_each(|x| ops::rope(x, pos, g.rope_theta));
+                }
+                self.kv.write(
+                    index,
+                    locate(batch, seq, sliding, pos),
+                    k,
+                    &v[row * g.kv_width()..][..g.kv_width()],
+                );
+                // Rows of a sequence come in order: the KV of every earlier position is in place by now.
+                let first = if sliding { g.first_visible(pos) } else { 0 };
+                let place = |p: usize| locate(batch, seq, sliding, p);
+                let o = &mut out[row * g.q_width()..][..g.q_width()];
+                self.kv.attend(index, first..pos + 1, place, q, o);
+            }
+        }
+        out.iter_mut().zip(&gate).for_each(|(x, g)| *x *= ops::sigmoid(*g));
+        product(&w.attn_output, &out)
+    }
+
+    /// Final norm, vocabulary matrix, scale and soft cap for the rows that want logits; hidden states likewise.
+    fn head(&self, batch: &StepBatch, h: &[f32], out: &mut StepOutput) {
+        let g = &self.model.geometry;
+        let mut wanted = Vec::new();
+        for (row, x) in batch.rows().iter().zip(h.chunks(g.hidden)) {
+            if row.wants.logits || row.wants.hidden {
+                let mut y = x.to_vec();
+                ops::rms_norm(&mut y, Some(&self.model.output_norm), g.rms_eps);
+                if row.wants.hidden {
+                    out.hidden.extend_from_slice(&y);
+                }
+                if row.wants.logits {
+                    wanted.extend_from_slice(&y);
+                }
+            }
+        }
+        out.logits = product(&self.model.output, &wanted);
+        for z in &mut out.logits {
+            *z *= g.logit_scale;
+            if let Some(cap) = g.softcap {
+                *z = (f64::from(cap) * (f64::from(*z) / f64::from(cap)).tanh()) as f32;
+            }
+        }
+    }
+}
+
+impl Executor for ReferenceExecutor {
+    fn info(&self) -> &ExecutorInfo {
+        &self.info
+    }
+
+    fn allocate_kv(&mut self, capacity: KvCapacity) -> Result<(), ExecError> {
+        self.kv.allocate(capacity);
+        Ok(())
+    }
+
+    fn set_feature_layers(&mut self, layers: &[usize]) -> Result<(), ExecError> {
+        if let Some(bad) = layers.iter().find(|&&l| l >= self.model.geometry.layers()) {
+            let what = format!("feature layer {bad}, the model has {}", self.model.geometry.layers());
+            return Err(ExecError::Unsupported { backend: "scalar", what });
+        }
+        self.feature_layers = layers.to_vec();
+        self.info.features = layers.len() * self.info.hidden;
+        Ok(())
+    }
+
+    fn step(&mut self, batch: &StepBatch, out: &mut StepOutput) -> Result<(), ExecError> {
+        batch.validate(&self.model.geometry, self.kv.capacity(), MAX_ROWS)?;
+        out.hidden.clear();
+        let hidden = self.model.geometry.hidden;
+        let mut h = self.embed(batch);
+        let mut taps: Vec<Vec<f32>> = Vec::new();
+        for index in 0..self.model.layers.len() {
+            if self.feature_layers.contains(&index) {
+                taps.push(h.clone());
+            }
+            self.layer(batch, index, &mut h);
+        }
+        out.features.clear();
+        for (i, row) in batch.rows().iter().enumerate() {
+            if row.wants.features {
+                taps.iter().for_each(|t| out.features.extend_from_slice(&t[i * hidden..][..hidden]));
+            }
+        }
+        self.head(batch, &h, out);
+        Ok(())
+    }
+
+    fn export_block(&self, group: KvGroup, block: BlockId, dst: &mut [u8]) -> Result<(), ExecError> {
+        self.kv.export(group, block, dst)
+    }
+
+    fn import_block(&mut self, group: KvGroup, block: BlockId, src: &[u8]) -> Result<(), ExecError> {
+        self.kv.import(group, block, src)
+    }
+}
+
+/// Block and row inside it of position `pos` of `seq`.
+fn locate(batch: &StepBatch, seq: &SeqRows, sliding: bool, pos: usize) -> (BlockId, usize) {
+    let (block, row) = (pos / muser_kv::BLOCK_LEN, pos % muser_kv::BLOCK_LEN);
+    let id = if sliding {
+        batch.sliding_table(seq)[block - seq.sliding_first as usize]
+    } else {
+        batch.full_table(seq)[block]
+    };
+    (id, row)
+}
+
+/// `h += rms(x) * weight`, row by row.
+fn add_post_normed(h: &mut [f32], mut x: Vec<f32>, weight: &[f32], eps: f32) {
+    for (h, x) in h.chunks_mut(weight.len()).zip(x.chunks_mut(weight.len())) {
+        ops::rms_norm(x, Some(weight), eps);
+        h.iter_mut().zip(x).for_each(|(h, x)| *h += *x);
+    }
+}
+
+/// `x` is `[n, m.cols]`, the result `[n, m.rows]`. Output rows are shared out to the machine's cores; each output
+/// value is one dot product, so how they are shared cannot show.
+fn product(m: &Matrix, x: &[f32]) -> Vec<f32> {
+    let n = x.len() / m.cols;
+    if n == 0 {
+        return Vec::new();
+    }
+    let workers = std::thread::available_parallelism().map_or(1, usize::from).min(m.rows.div_ceil(64));
+    let share = m.rows.div_ceil(workers);
+    // Transposed while it is made, so that each worker owns one run of it.
+    let mut columns = vec![0.0f32; m.rows * n];
+    std::thread::scope(|scope| {
+        for (worker, out) in columns.chunks_mut(share * n).enumerate() {
+            scope.spawn(move || {
+                let mut w = vec![0.0f32; m.cols];
+                for (i, out) in out.chunks_mut(n).enumerate() {
+                    dequantize(m, worker * share + i, &mut w).expect("checked when the executor was made");
+                    for (out, x) in out.iter_mut().zip(x.chunks(m.cols)) {
+                        *out = ops::dot(&w, x) * m.scale;
+                    }
+                }
+            });
+        }
+    });
+    let mut y = vec![0.0; columns.len()];
+    for (row, values) in columns.chunks(n).enumerate() {
+        for (i, v) in values.iter().enumerate() {
+            y[i * m.rows + row] = *v;
+        }
+    }
+    y
+}
+
+fn dequantize(m: &Matrix, row: usize, out: &mut [f32]) -> Result<(), String> {
+    muser_gguf::dequantize_row(m.ty, m.row(row), out).map_err(|e| format!("tensor {}: {e}", m.name))
+}

@@ -1,0 +1,81 @@
+//! The operations of the model on one row, with sums in f64.
+
+/// `x = x / sqrt(mean(x^2) + eps) * weight`, in place; without a weight the last factor is left out.
+pub(super) fn rms_norm(x: &mut [f32], weight: Option<&[f32]>, eps: f32) {
+    let mean = x.iter().map(|&v| f64::from(v) * f64::from(v)).sum::<f64>() / x.len() as f64;
+    let inv = 1.0 / (mean + f64::from(eps)).sqrt();
+    for (i, v) in x.iter_mut().enumerate() {
+        let w = weight.map_or(1.0, |w| f64::from(w[i]));
+        *v = (f64::from(*v) * inv * w) as f32;
+    }
+}
+
+/// Rotary embedding of one head at position `pos`: pairs `(x[2t], x[2t+1])` turn by `pos * theta^(-2t/d)`.
+pub(super) fn rope(x: &mut [f32], pos: usize, theta: f32) {
+    let d = x.len() as f64;
+    for (t, pair) in x.chunks_exact_mut(2).enumerate() {
+        let angle = pos as f64 * f64::from(theta).powf(-2.0 * t as f64 / d);
+        let (sin, cos) = angle.sin_cos();
+        let (a, b) = (f64::from(pair[0]), f64::from(pair[1]));
+        pair[0] = (a * cos - b * sin) as f32;
+        pair[1] = (a * sin + b * cos) as f32;
+    }
+}
+
+/// `sum_i a[i] * b[i]`, in eight interleaved f64 sums.
+pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let mut lanes = [0.0f64; 8];
+    let (a8, a_rest) = a.as_chunks::<8>();
+    let (b8, b_rest) = b.as_chunks::<8>();
+    for (a, b) in a8.iter().zip(b8) {
+        for ((lane, a), b) in lanes.iter_mut().zip(a).zip(b) {
+            *lane += f64::from(*a) * f64::from(*b);
+        }
+    }
+    let rest: f64 = a_rest.iter().zip(b_rest).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+    (lanes.iter().sum::<f64>() + rest) as f32
+}
+
+/// `1 / (1 + exp(-x))`.
+pub(super) fn sigmoid(x: f32) -> f32 {
+    (1.0 / (1.0 + (-f64::from(x)).exp())) as f32
+}
+
+/// `x * sigmoid(x)`.
+pub(super) fn silu(x: f32) -> f32 {
+    (f64::from(x) / (1.0 + (-f64::from(x)).exp())) as f32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn norm_gives_the_multiplier_as_rms() {
+        let mut x: Vec<f32> = (0..128).map(|i| (i as f32 * 0.37).sin() * 5.0).collect();
+        rms_norm(&mut x, Some(&[3.87; 128]), 1e-5);
+        let rms = (x.iter().map(|v| v * v).sum::<f32>() / 128.0).sqrt();
+        assert!((rms - 3.87).abs() < 1e-4, "{rms}");
+    }
+
+    #[test]
+    fn rope_at_position_zero_is_the_identity_and_keeps_pair_norms() {
+        let x: Vec<f32> = (0..64).map(|i| i as f32 - 31.5).collect();
+        let mut y = x.clone();
+        rope(&mut y, 0, 500_000.0);
+        assert_eq!(x, y);
+        rope(&mut y, 77, 500_000.0);
+        for (a, b) in x.chunks(2).zip(y.chunks(2)) {
+            assert!((a[0].hypot(a[1]) - b[0].hypot(b[1])).abs() < 1e-4);
+        }
+        // The first pair turns by exactly `pos` radians.
+        let angle = y[1].atan2(y[0]) - x[1].atan2(x[0]);
+        assert!(((f64::from(angle) - 77.0).rem_euclid(std::f64::consts::TAU)).min(1e-5) <= 1e-5);
+    }
+
+    #[test]
+    fn dot_takes_lengths_that_are_no_multiple_of_eight() {
+        let a: Vec<f32> = (1..=11).map(|i| i as f32).collect();
+        assert_eq!(dot(&a, &a), 506.0);
+    }
+}
