@@ -14,6 +14,7 @@ mod parse;
 mod split;
 mod types;
 mod value;
+mod writer;
 
 pub use dequant::{
     E2M1_DOUBLED, IQ4_LEVELS, dequantize_row, k4_scale_min, mxfp4_scale, nvfp4_scale, q3_k_scale,
@@ -22,3 +23,4 @@ pub use error::GgufError;
 pub use file::{GgufFile, TensorInfo};
 pub use types::GgmlType;
 pub use value::{Array, ByteStrings, Value, ValueType};
+pub use writer::{DataSink, GgufHeader, GgufWriter};

@@ -231,6 +231,11 @@ impl<'a> Array<'a> {
             .then(|| ByteStrings { cursor: Cursor::new(self.bytes, 0), left: self.len })
     }
 
+    /// The elements as they are in the file.
+    pub fn raw_bytes(self) -> &'a [u8] {
+        self.bytes
+    }
+
     /// The scalar elements (numbers and bools), in order; `None` for strings and nested arrays.
     pub fn scalars(self) -> Option<impl ExactSizeIterator<Item = Value<'a>>> {
         let width = self.element.fixed_bytes()?;

@@ -27,4 +27,7 @@ pub enum ModelError {
         /// What the file has.
         found: String,
     },
+    /// The caller asked for a synthetic file that cannot be.
+    #[error("cannot make this file: {0}")]
+    Synth(String),
 }

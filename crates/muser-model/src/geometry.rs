@@ -84,6 +84,36 @@ impl Geometry {
         Ok(geometry)
     }
 
+    /// The released model, "Muse Glimmer 30B".
+    pub fn released() -> Geometry {
+        Geometry {
+            hidden: 6656,
+            ffn: 19968,
+            heads: 32,
+            kv_heads: 2,
+            head_dim: 128,
+            vocab: 202_048,
+            context: 131_072,
+            window: 2048,
+            sliding: Geometry::period_of_four(52),
+            rope_theta: 500_000.0,
+            rms_eps: 1e-5,
+            post_norm_eps: POST_NORM_EPS,
+            logit_scale: 0.196_116_13,
+            softcap: Some(20.0),
+        }
+    }
+
+    /// Name of a released model that has exactly this shape.
+    pub fn known_name(&self) -> Option<&'static str> {
+        (*self == Geometry::released()).then_some("Muse Glimmer 30B")
+    }
+
+    /// The usual window pattern: the last layer and every fourth before it see everything.
+    pub fn period_of_four(layers: usize) -> Vec<bool> {
+        (0..layers).map(|layer| !(layers - 1 - layer).is_multiple_of(4)).collect()
+    }
+
     /// Number of layers.
     pub fn layers(&self) -> usize {
         self.sliding.len()

@@ -4,6 +4,7 @@
 
 mod error;
 mod geometry;
+pub mod synth;
 mod weights;
 
 pub use error::ModelError;

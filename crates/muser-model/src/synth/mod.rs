@@ -1,0 +1,113 @@
+//! Synthetic model files: valid, deterministic, any geometry, any block type.
+//!
+//! Speed does not depend on what weights say, so benchmarks and most tests need no trained model. A file is a function of
+//! its options: every tensor has a random stream of its own, keyed by its name and the seed, and may be filled in any
+//! order by any number of threads. Weights have zero mean and a spread that keeps activations near one through all
+//! layers, so that the arithmetic sees ordinary numbers.
+
+mod fill;
+mod output;
+mod plan;
+mod vocabulary;
+
+use std::path::{Path, PathBuf};
+
+use muser_gguf::{GgmlType, GgufWriter};
+
+pub use plan::{Mix, Preset};
+
+use crate::{Geometry, ModelError};
+use fill::Fill;
+
+/// What to make.
+#[derive(Clone, Debug)]
+pub struct SynthOptions {
+    /// Shape of the model, unless `geometry` says otherwise.
+    pub preset: Preset,
+    /// Types of the matrices.
+    pub mix: Mix,
+    /// Another seed gives other weights.
+    pub seed: u64,
+    /// A tiktoken file (lines of base64 and rank) whose vocabulary is used; without it a small byte-level one is made.
+    pub tokenizer_model: Option<PathBuf>,
+    /// Shape in place of the preset's.
+    pub geometry: Option<Geometry>,
+    /// Types for tensors whose name contains the text, or begins with what follows `^`; the first that fits counts.
+    pub overrides: Vec<(String, GgmlType)>,
+    /// Write `sliding_window_pattern` as a period, which some files have in place of one bool for each layer.
+    pub scalar_pattern: bool,
+}
+
+impl SynthOptions {
+    /// A preset with a mix, seed 1.
+    pub fn new(preset: Preset, mix: Mix) -> SynthOptions {
+        SynthOptions {
+            preset,
+            mix,
+            seed: 1,
+            tokenizer_model: None,
+            geometry: None,
+            overrides: Vec::new(),
+            scalar_pattern: false,
+        }
+    }
+}
+
+/// One tensor to be made.
+struct Planned {
+    name: String,
+    dims: Vec<u64>,
+    ty: GgmlType,
+    fill: Fill,
+}
+
+/// Writes a file at the speed of the disk, in memory that does not grow with it. `progress` is given bytes done and bytes
+/// in total. The file appears under its name only when it is whole.
+pub fn write(
+    path: impl AsRef<Path>,
+    options: &SynthOptions,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<u64, ModelError> {
+    let (header, tensors) = lay_out(options)?;
+    output::to_file(path.as_ref(), &header, &tensors, options.seed, progress)
+}
+
+/// The same file in memory.
+pub fn to_bytes(options: &SynthOptions) -> Result<Vec<u8>, ModelError> {
+    let (header, tensors) = lay_out(options)?;
+    output::to_memory(&header, &tensors, options.seed)
+}
+
+/// A small file in memory for tests of kernels: this geometry, every matrix of type `ty`. The vocabulary must have at
+/// least 268 tokens, the 256 bytes and the special ones.
+pub fn tiny(geometry: &Geometry, ty: GgmlType, seed: u64) -> Result<Vec<u8>, ModelError> {
+    let mut options = SynthOptions::new(Preset::Tiny, Mix::Uniform(ty));
+    options.geometry = Some(geometry.clone());
+    options.seed = seed;
+    to_bytes(&options)
+}
+
+/// The tensor table of a file, without its data: names, dimensions, types. For sizes and cost arithmetic.
+pub fn table(options: &SynthOptions) -> Result<Vec<(String, Vec<u64>, GgmlType)>, ModelError> {
+    let geometry = plan::geometry(options);
+    Ok(plan::tensors(&geometry, options).into_iter().map(|t| (t.name, t.dims, t.ty)).collect())
+}
+
+fn lay_out(options: &SynthOptions) -> Result<(muser_gguf::GgufHeader, Vec<Planned>), ModelError> {
+    let geometry = plan::geometry(options);
+    let vocabulary = match &options.tokenizer_model {
+        Some(path) => vocabulary::from_ranks(path, geometry.vocab)?,
+        None => vocabulary::made_up(geometry.vocab)?,
+    };
+    let tensors = plan::tensors(&geometry, options);
+    let mut writer = GgufWriter::new();
+    plan::metadata(&mut writer, &geometry, options)?;
+    vocabulary.write(&mut writer)?;
+    for tensor in &tensors {
+        writer.tensor(&tensor.name, &tensor.dims, tensor.ty)?;
+    }
+    Ok((writer.finish(), tensors))
+}
+
+#[cfg(test)]
+mod tests;
