@@ -1,1 +1,21 @@
 //! Tokenizer, detokenizer, chat templates, channel and tool-call parser, stop strings.
+//!
+//! Text comes in as prompts and conversations and leaves as ids; ids come back from the model and leave as text, shaped
+//! into reasoning, answer and tool calls. Nothing here knows tensors, requests or HTTP.
+
+mod bpe;
+mod byte_alphabet;
+mod char_class;
+mod detokenizer;
+mod error;
+mod merges;
+mod pre_split;
+mod special_tokens;
+mod tokenizer;
+mod vocabulary;
+
+pub use byte_alphabet::spell_bytes;
+pub use detokenizer::{Detokenizer, Markers, Utf8Joiner};
+pub use error::TextError;
+pub use tokenizer::{ChannelTokens, Specials, Tokenizer};
+pub use vocabulary::{TokenKind, VocabSource};

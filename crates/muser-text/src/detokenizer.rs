@@ -1,0 +1,166 @@
+//! From ids back to text, as they come.
+//!
+//! A character may be cut between tokens, so bytes that could still become one are held back until they are complete or
+//! cannot become one any more. Invalid bytes are replaced as the Unicode standard recommends (and as browsers and
+//! Python do): one U+FFFD for each longest prefix of a valid sequence, one for each other byte.
+
+use crate::{TokenKind, Tokenizer};
+use std::sync::Arc;
+
+/// Joins byte strings to text.
+#[derive(Clone, Debug, Default)]
+pub struct Utf8Joiner {
+    /// The start of a character, at most three bytes.
+    held: Vec<u8>,
+}
+
+impl Utf8Joiner {
+    /// Adds bytes; what is complete is appended to `out`.
+    pub fn push(&mut self, bytes: &[u8], out: &mut String) {
+        if self.held.is_empty() {
+            let rest = append_valid(bytes, out);
+            self.held.extend_from_slice(rest);
+        } else {
+            let mut joined = std::mem::take(&mut self.held);
+            joined.extend_from_slice(bytes);
+            let rest = append_valid(&joined, out);
+            let from = joined.len() - rest.len();
+            joined.drain(..from);
+            self.held = joined;
+        }
+    }
+
+    /// The stream ends, or a marker follows: a half character becomes U+FFFD.
+    pub fn flush(&mut self, out: &mut String) {
+        if !self.held.is_empty() {
+            out.push(char::REPLACEMENT_CHARACTER);
+            self.held.clear();
+        }
+    }
+}
+
+/// Appends all of `bytes` but an incomplete character at the end, which is returned.
+fn append_valid<'a>(mut bytes: &'a [u8], out: &mut String) -> &'a [u8] {
+    loop {
+        match std::str::from_utf8(bytes) {
+            Ok(text) => {
+                out.push_str(text);
+                return &[];
+            }
+            Err(error) => {
+                let (valid, rest) = bytes.split_at(error.valid_up_to());
+                out.push_str(&String::from_utf8_lossy(valid));
+                match error.error_len() {
+                    None => return rest,
+                    Some(len) => {
+                        out.push(char::REPLACEMENT_CHARACTER);
+                        bytes = &rest[len..];
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Whether markers such as `<|eot|>` show in the text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Markers {
+    /// Control tokens vanish; user-defined ones show.
+    Hide,
+    /// All show as their literal text.
+    Show,
+}
+
+/// Incremental detokenizer: push ids, get text that is always whole characters.
+#[derive(Clone, Debug)]
+pub struct Detokenizer {
+    tokenizer: Arc<Tokenizer>,
+    markers: Markers,
+    joiner: Utf8Joiner,
+}
+
+impl Detokenizer {
+    /// A fresh stream.
+    pub fn new(tokenizer: Arc<Tokenizer>, markers: Markers) -> Detokenizer {
+        Detokenizer { tokenizer, markers, joiner: Utf8Joiner::default() }
+    }
+
+    /// Text that this id completes; may be empty. Unknown ids are nothing.
+    pub fn push(&mut self, id: u32) -> String {
+        let mut out = String::new();
+        push_id(&self.tokenizer, self.markers, &mut self.joiner, id, &mut out);
+        out
+    }
+
+    /// The end: what was held back, with a half character as U+FFFD.
+    pub fn finish(&mut self) -> String {
+        let mut out = String::new();
+        self.joiner.flush(&mut out);
+        out
+    }
+}
+
+/// One id onto a joiner.
+pub(crate) fn push_id(
+    tokenizer: &Tokenizer,
+    markers: Markers,
+    joiner: &mut Utf8Joiner,
+    id: u32,
+    out: &mut String,
+) {
+    let (Some(bytes), Some(kind)) = (tokenizer.token_bytes(id), tokenizer.token_kind(id)) else { return };
+    match kind {
+        TokenKind::Normal => joiner.push(bytes, out),
+        TokenKind::UserDefined => {
+            joiner.flush(out);
+            joiner.push(bytes, out);
+        }
+        TokenKind::Control | TokenKind::Unused => {
+            joiner.flush(out);
+            if markers == Markers::Show {
+                joiner.push(bytes, out);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn check(bytes: &[u8], expected: &str) {
+        assert_eq!(String::from_utf8_lossy(bytes), expected, "the standard library agrees with the expectation");
+        for cut in 0..=bytes.len() {
+            let mut joiner = Utf8Joiner::default();
+            let mut out = String::new();
+            joiner.push(&bytes[..cut], &mut out);
+            joiner.push(&bytes[cut..], &mut out);
+            joiner.flush(&mut out);
+            assert_eq!(out, expected, "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn invalid_bytes_are_replaced_as_recommended() {
+        check(&[0xed, 0xa0, 0x80], "\u{fffd}\u{fffd}\u{fffd}");
+        check(&[0xf0, 0x80, 0x80, 0x41], "\u{fffd}\u{fffd}\u{fffd}A");
+        check(&[0xe2, 0x80, 0x41], "\u{fffd}A");
+        check(&[0xf0, 0x9f, 0x98], "\u{fffd}");
+        check("a🙂é你".as_bytes(), "a🙂é你");
+    }
+
+    proptest! {
+        #[test]
+        fn cuts_do_not_matter(bytes in proptest::collection::vec(any::<u8>(), 0..40), size in 1..6_usize) {
+            let mut joiner = Utf8Joiner::default();
+            let mut out = String::new();
+            for chunk in bytes.chunks(size) {
+                joiner.push(chunk, &mut out);
+                prop_assert!(joiner.held.len() < 4);
+            }
+            joiner.flush(&mut out);
+            prop_assert_eq!(out, String::from_utf8_lossy(&bytes));
+        }
+    }
+}
