@@ -123,10 +123,10 @@ fn merge_by_heap(vocabulary: &Vocabulary, piece: &[u8], scratch: &mut Scratch, o
         if let Some(rank) = refresh(vocabulary, nodes, at) {
             heap.push(Reverse((rank, at)));
         }
-        if node.previous != NONE {
-            if let Some(rank) = refresh(vocabulary, nodes, node.previous) {
-                heap.push(Reverse((rank, node.previous)));
-            }
+        if node.previous != NONE
+            && let Some(rank) = refresh(vocabulary, nodes, node.previous)
+        {
+            heap.push(Reverse((rank, node.previous)));
         }
     }
     scratch.heap = heap;
@@ -145,11 +145,8 @@ fn merge_by_heap(vocabulary: &Vocabulary, piece: &[u8], scratch: &mut Scratch, o
 /// Looks up the merge of a node with its right neighbour again; its rank, if there is one.
 fn refresh(vocabulary: &Vocabulary, nodes: &mut [Node], at: u32) -> Option<u32> {
     let node = nodes[at as usize];
-    let merge = if node.next == NONE {
-        None
-    } else {
-        vocabulary.merges.get(node.id, nodes[node.next as usize].id)
-    };
+    let merge =
+        if node.next == NONE { None } else { vocabulary.merges.get(node.id, nodes[node.next as usize].id) };
     let node = &mut nodes[at as usize];
     (node.rank, node.result) = merge.map_or((NO_MERGE, NONE), |merge| (merge.rank, merge.result));
     merge.map(|merge| merge.rank)

@@ -132,9 +132,12 @@ impl ClassTable {
 
 /// The code points that a one-character pattern matches.
 fn ranges(pattern: &str) -> Vec<(char, char)> {
-    let hir = regex_syntax::parse(pattern).expect("the patterns above are valid and the Unicode tables compiled in");
+    let hir = regex_syntax::parse(pattern)
+        .expect("the patterns above are valid and the Unicode tables compiled in");
     match hir.into_kind() {
-        HirKind::Class(HirClass::Unicode(class)) => class.iter().map(|range| (range.start(), range.end())).collect(),
+        HirKind::Class(HirClass::Unicode(class)) => {
+            class.iter().map(|range| (range.start(), range.end())).collect()
+        }
         _ => Vec::new(),
     }
 }

@@ -130,7 +130,11 @@ mod tests {
     use proptest::prelude::*;
 
     fn check(bytes: &[u8], expected: &str) {
-        assert_eq!(String::from_utf8_lossy(bytes), expected, "the standard library agrees with the expectation");
+        assert_eq!(
+            String::from_utf8_lossy(bytes),
+            expected,
+            "the standard library agrees with the expectation"
+        );
         for cut in 0..=bytes.len() {
             let mut joiner = Utf8Joiner::default();
             let mut out = String::new();

@@ -11,6 +11,8 @@ mod error;
 mod merges;
 mod pre_split;
 mod special_tokens;
+#[cfg(test)]
+mod test_support;
 mod tokenizer;
 mod vocabulary;
 

@@ -56,7 +56,9 @@ impl SpecialTokens {
             .match_kind(MatchKind::LeftmostLongest)
             .kind(Some(aho_corasick::AhoCorasickKind::ContiguousNFA))
             .build(&texts)
-            .map_err(|e| TextError::vocabulary(TOKENS_KEY, "markers that fit one automaton", e.to_string()))?;
+            .map_err(|e| {
+                TextError::vocabulary(TOKENS_KEY, "markers that fit one automaton", e.to_string())
+            })?;
         Ok(SpecialTokens { automaton, ids, by_text, starts })
     }
 

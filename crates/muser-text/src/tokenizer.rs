@@ -9,7 +9,7 @@ use crate::error::{TextError, shown};
 use crate::pre_split::Pieces;
 use crate::special_tokens::{Segment, SpecialTokens};
 use crate::vocabulary::{MERGES_KEY, TOKENS_KEY, TYPES_KEY, TokenKind, VocabSource, Vocabulary};
-use muser_gguf::{GgufError, GgufFile, Value};
+use muser_gguf::{GgufError, GgufFile};
 
 /// Whether markers such as `<|eot|>` in the text become control tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,33 +54,24 @@ impl Tokenizer {
     pub fn from_gguf(file: &GgufFile) -> Result<Tokenizer, TextError> {
         let model = file.str("tokenizer.ggml.model").map_err(from_gguf_error)?;
         if model != "gpt2" {
-            return Err(TextError::vocabulary("tokenizer.ggml.model", "\"gpt2\" (byte-level BPE)", shown(model)));
+            return Err(TextError::vocabulary(
+                "tokenizer.ggml.model",
+                "\"gpt2\" (byte-level BPE)",
+                shown(model),
+            ));
         }
-        let id = |key: &str| match file.get(key) {
-            None => Ok(None),
-            Some(value) => value
-                .as_integer()
-                .and_then(|id| u64::try_from(id).ok())
-                .map(Some)
-                .ok_or_else(|| TextError::vocabulary(key, "a token id", value.describe())),
-        };
-        let add_bos = match file.get("tokenizer.ggml.add_bos_token") {
-            None => false,
-            Some(Value::Bool(add)) => add,
-            Some(other) => {
-                return Err(TextError::vocabulary("tokenizer.ggml.add_bos_token", "a bool", other.describe()));
-            }
-        };
+        let id = |key: &str| file.opt_u64(key).map_err(from_gguf_error);
+        let strings = |key: &str| Ok(file.byte_strings(key).map_err(from_gguf_error)?.collect());
         Tokenizer::from_source(&VocabSource {
             pre: file.str("tokenizer.ggml.pre").map_err(from_gguf_error)?.to_owned(),
-            tokens: strings(file, TOKENS_KEY)?,
-            token_types: integers(file, TYPES_KEY)?,
-            merges: strings(file, MERGES_KEY)?,
+            tokens: strings(TOKENS_KEY)?,
+            token_types: file.integers(TYPES_KEY).map_err(from_gguf_error)?,
+            merges: strings(MERGES_KEY)?,
             bos: id("tokenizer.ggml.bos_token_id")?,
             eos: id("tokenizer.ggml.eos_token_id")?,
             eot: id("tokenizer.ggml.eot_token_id")?,
             padding: id("tokenizer.ggml.padding_token_id")?,
-            add_bos,
+            add_bos: file.opt_bool("tokenizer.ggml.add_bos_token").map_err(from_gguf_error)?.unwrap_or(false),
         })
     }
 
@@ -164,10 +155,10 @@ impl Tokenizer {
 
     /// Puts the BOS in front, if the model wants one and it is not there.
     pub fn ensure_bos(&self, ids: &mut Vec<u32>) {
-        if let (true, Some(bos)) = (self.add_bos, self.bos) {
-            if ids.first() != Some(&bos) {
-                ids.insert(0, bos);
-            }
+        if let (true, Some(bos)) = (self.add_bos, self.bos)
+            && ids.first() != Some(&bos)
+        {
+            ids.insert(0, bos);
         }
     }
 
@@ -236,6 +227,11 @@ impl Tokenizer {
         &self.specials
     }
 
+    #[cfg(test)]
+    pub(crate) fn vocabulary_for_tests(&self) -> &Vocabulary {
+        &self.vocabulary
+    }
+
     fn encode_plain(&self, text: &str, scratch: &mut Scratch, ids: &mut Vec<u32>) {
         for piece in Pieces::new(text) {
             encode_piece(&self.vocabulary, piece.as_bytes(), scratch, ids);
@@ -247,30 +243,6 @@ fn from_gguf_error(error: GgufError) -> TextError {
     match error {
         GgufError::Key { key, expected, found } => TextError::Vocabulary { key, expected, found },
         other => TextError::vocabulary("tokenizer", "readable metadata", other.to_string()),
-    }
-}
-
-fn strings<'a>(file: &'a GgufFile, key: &str) -> Result<Vec<&'a [u8]>, TextError> {
-    let expected = "an array of strings";
-    match file.get(key) {
-        None => Err(TextError::vocabulary(key, expected, "no such key")),
-        Some(Value::Array(array)) => match array.byte_strings() {
-            Some(strings) => Ok(strings.collect()),
-            None => Err(TextError::vocabulary(key, expected, Value::Array(array).describe())),
-        },
-        Some(other) => Err(TextError::vocabulary(key, expected, other.describe())),
-    }
-}
-
-fn integers(file: &GgufFile, key: &str) -> Result<Vec<i64>, TextError> {
-    let expected = "an array of integers";
-    match file.get(key) {
-        None => Err(TextError::vocabulary(key, expected, "no such key")),
-        Some(Value::Array(array)) => array
-            .scalars()
-            .and_then(|values| values.map(|value| value.as_integer().and_then(|v| i64::try_from(v).ok())).collect())
-            .ok_or_else(|| TextError::vocabulary(key, expected, Value::Array(array).describe())),
-        Some(other) => Err(TextError::vocabulary(key, expected, other.describe())),
     }
 }
 

@@ -87,7 +87,11 @@ impl Vocabulary {
         }
         let total: usize = source.tokens.iter().map(|text| text.len()).sum();
         if total > u32::MAX as usize {
-            return Err(TextError::vocabulary(TOKENS_KEY, "less than 4 GiB of text", format!("{total} bytes")));
+            return Err(TextError::vocabulary(
+                TOKENS_KEY,
+                "less than 4 GiB of text",
+                format!("{total} bytes"),
+            ));
         }
         let mut vocabulary = Vocabulary {
             bytes: Vec::with_capacity(total),
@@ -140,8 +144,9 @@ impl Vocabulary {
 
     fn add_token(&mut self, id: u32, text: &[u8], ty: i64) -> Result<(), TextError> {
         let at = || format!("{TOKENS_KEY}[{id}]");
-        let text = std::str::from_utf8(text)
-            .map_err(|e| TextError::vocabulary(at(), "UTF-8 text", format!("an invalid byte at {}", e.valid_up_to())))?;
+        let text = std::str::from_utf8(text).map_err(|e| {
+            TextError::vocabulary(at(), "UTF-8 text", format!("an invalid byte at {}", e.valid_up_to()))
+        })?;
         if text.is_empty() || text.len() > MAX_TOKEN_BYTES {
             return Err(TextError::vocabulary(
                 at(),
@@ -165,7 +170,11 @@ impl Vocabulary {
         let start = self.bytes.len();
         if kind == TokenKind::Normal {
             byte_alphabet::decode_into(text, &mut self.bytes).map_err(|c| {
-                TextError::vocabulary(at(), "characters of the byte alphabet", format!("{c:?} in {}", shown(text)))
+                TextError::vocabulary(
+                    at(),
+                    "characters of the byte alphabet",
+                    format!("{c:?} in {}", shown(text)),
+                )
             })?;
         } else {
             self.bytes.extend_from_slice(text.as_bytes());
@@ -208,11 +217,14 @@ impl Vocabulary {
                 )
             };
             let text = std::str::from_utf8(line).map_err(|_| wrong("UTF-8 text"))?;
-            let (left, right) = text.split_once(' ').ok_or_else(|| wrong("two texts with one space between"))?;
+            let (left, right) =
+                text.split_once(' ').ok_or_else(|| wrong("two texts with one space between"))?;
             joined.clear();
-            byte_alphabet::decode_into(left, &mut joined).map_err(|_| wrong("characters of the byte alphabet"))?;
+            byte_alphabet::decode_into(left, &mut joined)
+                .map_err(|_| wrong("characters of the byte alphabet"))?;
             let middle = joined.len();
-            byte_alphabet::decode_into(right, &mut joined).map_err(|_| wrong("characters of the byte alphabet"))?;
+            byte_alphabet::decode_into(right, &mut joined)
+                .map_err(|_| wrong("characters of the byte alphabet"))?;
             let left = self.find(&joined[..middle]).ok_or_else(|| wrong("a left side that is a token"))?;
             let right = self.find(&joined[middle..]).ok_or_else(|| wrong("a right side that is a token"))?;
             let result = self.find(&joined).ok_or_else(|| wrong("two texts that join to a token"))?;
