@@ -1,7 +1,7 @@
 //! Ctrl-C as a flag that loops poll, instead of the end of the process.
 //!
 //! `run` and `chat` want to stop an answer cleanly: cancel the request, finish the line, keep the program (chat) or
-//! leave with code 130 (run). Whoever presses Ctrl-C twice within an answer means it: the process ends at once.
+//! leave with code 130 (run). Whoever keeps pressing Ctrl-C within one answer means it: the process ends at once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -14,8 +14,8 @@ pub struct Interrupt {
 
 impl Interrupt {
     /// Takes Ctrl-C over from the system for the rest of the process. Without a signal driver (a sandbox without
-    /// pipes, say) the system's own behaviour stays: the process ends.
-    pub fn install() -> Self {
+    /// pipes, say) the system's own behaviour stays: the process ends. Press number `last` always ends it.
+    pub fn install(last: u32) -> Self {
         let presses = Arc::new(AtomicU32::new(0));
         let seen = Arc::clone(&presses);
         let listen = move || {
@@ -24,7 +24,7 @@ impl Interrupt {
             };
             runtime.block_on(async {
                 while tokio::signal::ctrl_c().await.is_ok() {
-                    if seen.fetch_add(1, Ordering::SeqCst) > 0 {
+                    if seen.fetch_add(1, Ordering::SeqCst) + 1 >= last {
                         crate::output::abandon(crate::output::EXIT_INTERRUPTED);
                     }
                 }

@@ -9,8 +9,14 @@
 
 mod cli;
 mod commands;
+mod doctor;
 mod env_vars;
+mod executor;
+mod ids;
+mod inspect;
 mod interrupt;
+mod model_file;
+mod npy;
 mod output;
 
 use std::process::ExitCode;

@@ -14,7 +14,7 @@ pub use generation::{BackendChoice, ChatArgs, ModelArgs, ReasoningChoice, RunArg
 pub use measure::{BenchArgs, CostArgs};
 pub use store::{ModelsArgs, PullArgs};
 pub use tools::{
-    DetokenizeArgs, DoctorArgs, InspectArgs, LogitsArgs, SynthArgs, SynthMix, SynthPreset, TokenizeArgs,
+    DetokenizeArgs, DoctorArgs, InspectArgs, KvChoice, LogitsArgs, SynthArgs, SynthPreset, TokenizeArgs,
 };
 
 /// Exit codes, shown below the help of every command and in the reference.

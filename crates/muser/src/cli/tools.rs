@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use muser_model::synth::{Mix, Preset};
 
-use super::{BackendChoice, ModelArgs};
+use super::ModelArgs;
 
 /// Arguments of `muser tokenize`.
 #[derive(Debug, Args)]
@@ -52,9 +53,9 @@ pub struct LogitsArgs {
     /// Positions per step; bounds the memory, never changes a bit of the result
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..))]
     pub chunk: u16,
-    /// Store keys and values in f32 instead of f16 (scalar backend only)
-    #[arg(long)]
-    pub kv_f32: bool,
+    /// Storage type of keys and values; default: f32 for the scalar backend, f16 (all it has) for the others
+    #[arg(long, value_name = "TYPE")]
+    pub kv: Option<KvChoice>,
     /// Which model.
     #[command(flatten)]
     pub model: ModelArgs,
@@ -86,9 +87,10 @@ pub struct SynthArgs {
     /// Geometry
     #[arg(long, value_name = "SIZE")]
     pub preset: SynthPreset,
-    /// Types of the weights
-    #[arg(long, value_name = "MIX", default_value = "q4_k_m")]
-    pub mix: SynthMix,
+    /// Types of the matrices: a block type such as q8_0 for all of them, or a K-quant mix such as q4_k_s; q4_k_m at
+    /// size 30b is the mix of the official 17 GB file
+    #[arg(long, value_name = "MIX", default_value = "q4_k_m", value_parser = parse_mix)]
+    pub mix: Mix,
     /// Seed of the weights; same seed, same bytes
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
@@ -111,32 +113,25 @@ pub enum SynthPreset {
     /// 16 layers of 2048, vocabulary 32768
     #[value(name = "1b")]
     P1b,
-    /// The geometry of Muse Glimmer 30B
+    /// The geometry of Muse Glimmer 30B: 16.8 GB with the official mix
     #[value(name = "30b")]
     P30b,
 }
 
-/// Types of a synthetic model's matrices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum SynthMix {
-    /// All F32
-    #[value(name = "f32")]
-    F32,
-    /// All F16
-    #[value(name = "f16")]
-    F16,
-    /// All Q8_0
-    #[value(name = "q8_0")]
-    Q8_0,
-    /// All Q4_0
-    #[value(name = "q4_0")]
-    Q4_0,
-    /// Q4_K, the mix of the official 17 GB file
-    #[value(name = "q4_k_m")]
-    Q4KM,
-    /// All Q6_K
-    #[value(name = "q6_k")]
-    Q6K,
+impl From<SynthPreset> for Preset {
+    fn from(preset: SynthPreset) -> Self {
+        match preset {
+            SynthPreset::Tiny => Self::Tiny,
+            SynthPreset::P01b => Self::B0_1,
+            SynthPreset::P1b => Self::B1,
+            SynthPreset::P30b => Self::B30,
+        }
+    }
+}
+
+fn parse_mix(name: &str) -> Result<Mix, String> {
+    Mix::from_name(name)
+        .ok_or_else(|| "expected a block type (q8_0, q6_k, f16, ...) or a mix (q4_k_m, q5_k_s, ...)".into())
 }
 
 /// Arguments of `muser doctor`.
@@ -153,9 +148,11 @@ pub struct DoctorArgs {
     pub no_self_test: bool,
 }
 
-impl LogitsArgs {
-    /// Is the scalar reference asked for?
-    pub fn scalar(&self) -> bool {
-        self.model.backend == BackendChoice::Scalar
-    }
+/// Storage type of keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum KvChoice {
+    /// 4 bytes
+    F32,
+    /// 2 bytes
+    F16,
 }

@@ -1,5 +1,10 @@
 //! One file per command; each has `run(args, console)`, which returns when the command is done.
 
+#![allow(
+    clippy::needless_pass_by_value,
+    reason = "a command owns its arguments, whether it keeps them or not"
+)]
+
 pub mod bench;
 pub mod chat;
 pub mod cost;

@@ -48,6 +48,11 @@ impl Console {
         self.stderr_is_terminal
     }
 
+    /// Does the user want results and problems only?
+    pub fn quiet(&self) -> bool {
+        self.quiet
+    }
+
     /// Are moving progress bars welcome?
     pub fn progress(&self) -> bool {
         self.progress

@@ -1,0 +1,5 @@
+//! What `muser doctor` looks at.
+
+mod machine;
+
+pub use machine::Machine;

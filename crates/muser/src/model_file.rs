@@ -1,0 +1,118 @@
+//! Which model file a command works on, and how it is opened.
+//!
+//! `--model` is a path, the name of a pulled file, or `muse-tiny`. Without it the pulled model is taken, and where nothing
+//! was pulled Muse Tiny, which is part of the executable (feature `bundled-model`): one file answers on any machine. The
+//! executable is itself mapped by the system, so the 20 MB cost a copy of a few milliseconds and no file beside it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use muser_gguf::GgufFile;
+use muser_model::Model;
+
+use crate::output::{Console, HintExt as _};
+
+/// The name under which the bundled model is always to be had.
+pub const BUNDLED_NAME: &str = "muse-tiny";
+
+/// Where a model comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ModelSource {
+    /// A file (of a split set: any of its parts).
+    File(PathBuf),
+    /// Muse Tiny.
+    Bundled,
+}
+
+impl ModelSource {
+    /// Finds the model that `named` means, or the default one; says on the console when that is the bundled one.
+    pub fn choose(named: Option<&str>, console: &Console) -> anyhow::Result<Self> {
+        if let Some(named) = named {
+            return Self::named(named);
+        }
+        if let Some(path) = pulled_default() {
+            return Ok(Self::File(path));
+        }
+        console.note("no model named or pulled: using the bundled Muse Tiny (a toy of 31.5 M parameters); `muser pull` brings the real one");
+        Ok(Self::Bundled)
+    }
+
+    /// Opens the file over a memory map.
+    pub fn open(&self) -> anyhow::Result<Arc<GgufFile>> {
+        let file = match self {
+            Self::File(path) => GgufFile::open(path).map_err(anyhow::Error::new),
+            Self::Bundled => bundled(),
+        };
+        file.map(Arc::new)
+            .hint("a model file is one GGUF file or a whole split set; `muser pull` brings a good one")
+    }
+
+    /// Opens the file and binds its weights.
+    pub fn load(&self) -> anyhow::Result<Model> {
+        Model::from_gguf(self.open()?)
+            .with_context(|| self.label())
+            .hint("`muser inspect FILE` says what is in a model file and what is odd about it")
+    }
+
+    /// What messages call it.
+    pub fn label(&self) -> String {
+        match self {
+            Self::File(path) => path.display().to_string(),
+            Self::Bundled => format!("{BUNDLED_NAME} (bundled)"),
+        }
+    }
+
+    fn named(named: &str) -> anyhow::Result<Self> {
+        if named.is_empty() {
+            return Err(crate::output::usage_error("--model is empty"));
+        }
+        let path = Path::new(named);
+        if path.exists() {
+            return Ok(Self::File(path.to_owned()));
+        }
+        if named.eq_ignore_ascii_case(BUNDLED_NAME) {
+            return Ok(Self::Bundled);
+        }
+        if named.contains(['/', '\\']) {
+            return Err(anyhow::anyhow!("{named}: no such file"))
+                .hint("give the path of a GGUF file or the name of a pulled one");
+        }
+        pulled(named)
+    }
+}
+
+fn pulled(name: &str) -> anyhow::Result<ModelSource> {
+    Err(anyhow::anyhow!("{name}: neither a file nor a pulled model"))
+        .hint("`muser models` lists what is here, `muser pull` brings more")
+}
+
+fn pulled_default() -> Option<PathBuf> {
+    None
+}
+
+#[cfg(feature = "bundled-model")]
+fn bundled() -> anyhow::Result<GgufFile> {
+    const BYTES: &[u8] =
+        include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/muse-tiny-Q4_K_M.gguf"));
+    GgufFile::from_bytes(BYTES).context("the bundled model")
+}
+
+#[cfg(not(feature = "bundled-model"))]
+fn bundled() -> anyhow::Result<GgufFile> {
+    const NAME: &str = "muse-tiny-Q4_K_M.gguf";
+    let executable = std::env::current_exe().unwrap_or_default();
+    let beside = executable.parent().unwrap_or(Path::new("."));
+    let places = [
+        beside.join("models"),
+        beside.join("../share/muser"),
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models"),
+    ];
+    let Some(path) = places.iter().map(|place| place.join(NAME)).find(|path| path.is_file()) else {
+        return Err(anyhow::anyhow!(
+            "{NAME} is not beside this build of muser, which does not hold it itself"
+        ))
+        .hint("name a model with --model");
+    };
+    GgufFile::open(&path).with_context(|| path.display().to_string())
+}
