@@ -6,6 +6,7 @@
 mod bpe;
 mod byte_alphabet;
 mod char_class;
+mod chat;
 mod detokenizer;
 mod error;
 mod merges;
@@ -17,6 +18,7 @@ mod tokenizer;
 mod vocabulary;
 
 pub use byte_alphabet::spell_bytes;
+pub use chat::{ChatInput, ChatTemplate, Clock, normalise_messages, normalise_tools};
 pub use detokenizer::{Detokenizer, Markers, Utf8Joiner};
 pub use error::TextError;
 pub use tokenizer::{ChannelTokens, Specials, Tokenizer};

@@ -8,6 +8,9 @@ use crate::vocabulary::{TOKENS_KEY, TokenKind, Vocabulary};
 use aho_corasick::{AhoCorasick, MatchKind};
 use hashbrown::{HashMap, HashSet};
 
+/// There are as many noncharacters to stand for them in shielded text.
+const MAX_START_CHARS: usize = 28;
+
 /// All markers of a vocabulary.
 #[derive(Debug)]
 pub(crate) struct SpecialTokens {
@@ -17,6 +20,8 @@ pub(crate) struct SpecialTokens {
     by_text: HashMap<String, u32>,
     /// The first two characters of every marker (or its one).
     starts: HashSet<(char, Option<char>)>,
+    /// The different first characters, in the order of their markers.
+    start_chars: Vec<char>,
 }
 
 /// A stretch of text between markers, or a marker.
@@ -32,6 +37,7 @@ impl SpecialTokens {
         let mut texts = Vec::new();
         let mut by_text = HashMap::new();
         let mut starts = HashSet::new();
+        let mut start_chars = Vec::new();
         for id in 0..vocabulary.len() as u32 {
             if !matches!(vocabulary.kind(id), Some(TokenKind::Control | TokenKind::UserDefined)) {
                 continue;
@@ -48,6 +54,16 @@ impl SpecialTokens {
             let mut chars = text.chars();
             if let Some(first) = chars.next() {
                 starts.insert((first, chars.next()));
+                if !start_chars.contains(&first) {
+                    start_chars.push(first);
+                }
+                if start_chars.len() > MAX_START_CHARS {
+                    return Err(TextError::vocabulary(
+                        TOKENS_KEY,
+                        format!("markers that start with at most {MAX_START_CHARS} different characters"),
+                        format!("one more, {text:?} at {id}"),
+                    ));
+                }
             }
             ids.push(id);
             texts.push(text);
@@ -59,7 +75,7 @@ impl SpecialTokens {
             .map_err(|e| {
                 TextError::vocabulary(TOKENS_KEY, "markers that fit one automaton", e.to_string())
             })?;
-        Ok(SpecialTokens { automaton, ids, by_text, starts })
+        Ok(SpecialTokens { automaton, ids, by_text, starts, start_chars })
     }
 
     /// The marker of exactly this text.
@@ -104,5 +120,15 @@ impl SpecialTokens {
             }
             None => self.starts.iter().any(|(start, _)| *start == first),
         }
+    }
+
+    /// Which of the first characters of markers this is.
+    pub(crate) fn start_index(&self, first: char) -> Option<u32> {
+        self.start_chars.iter().position(|c| *c == first).map(|index| index as u32)
+    }
+
+    /// The first character of markers with this index.
+    pub(crate) fn start_char(&self, index: u32) -> Option<char> {
+        self.start_chars.get(index as usize).copied()
     }
 }

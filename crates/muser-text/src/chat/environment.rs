@@ -1,0 +1,69 @@
+//! The sandbox that templates run in: what Python's Jinja offers to model templates, and nothing else.
+//!
+//! No loader, no files, no autoescape; a budget of steps and bytes, so that a hostile template in a downloaded file ends
+//! with an error and not with a hang; a limit on recursion.
+
+use super::clock::Clock;
+use super::python_json;
+use crate::error::TextError;
+use minijinja::syntax::SyntaxConfig;
+use minijinja::{AutoEscape, Environment, Error, ErrorKind};
+
+/// Marks errors that the template raised itself.
+pub(crate) const RAISED: &str = "raised: ";
+
+/// Budget of one rendering: about one unit for an instruction and one for 64 bytes of data. A conversation of a
+/// thousand tool calls takes a few million; a runaway loop ends within seconds.
+const FUEL: u64 = 50_000_000;
+
+const RECURSION_LIMIT: usize = 200;
+
+/// An environment without templates.
+pub(crate) fn sandbox(clock: Clock) -> Result<Environment<'static>, TextError> {
+    let mut environment = Environment::new();
+    // The settings under which Hugging Face renders chat templates.
+    let syntax = SyntaxConfig::builder()
+        .trim_blocks(true)
+        .lstrip_blocks(true)
+        .build()
+        .map_err(|e| TextError::Template { line: None, what: e.to_string() })?;
+    environment.set_syntax(syntax);
+    environment.set_auto_escape_callback(|_| AutoEscape::None);
+    environment.set_fuel(Some(FUEL));
+    environment.set_recursion_limit(RECURSION_LIMIT);
+    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.add_filter("tojson", python_json::tojson);
+    environment.add_function("raise_exception", |message: String| -> Result<(), Error> {
+        Err(Error::new(ErrorKind::InvalidOperation, format!("{RAISED}{message}")))
+    });
+    environment.add_function("strftime_now", move |format: String| clock.format(&format));
+    Ok(environment)
+}
+
+/// Replaces `{% generation %}` … `{% endgeneration %}`, which mark text for training and are unknown here, by a block
+/// that is always rendered and treats white space the same.
+pub(crate) fn without_generation_tags(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let Some(len) = rest[start..].find("%}") else { break };
+        let inner = &rest[start + 2..start + len];
+        let name = inner.trim_matches(['-', '+']).trim();
+        let replacement = match name {
+            "generation" => "if true",
+            "endgeneration" => "endif",
+            _ => name,
+        };
+        out.push_str(&rest[..start + 2]);
+        if replacement == name {
+            // Copied only up to here: a string or comment may hold `{%` without being a tag.
+            rest = &rest[start + 2..];
+        } else {
+            out.push_str(&inner.replace(name, replacement));
+            out.push_str("%}");
+            rest = &rest[start + len + 2..];
+        }
+    }
+    out.push_str(rest);
+    out
+}

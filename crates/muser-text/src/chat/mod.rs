@@ -1,0 +1,166 @@
+//! Conversations to prompts, through the chat template that the model file carries.
+//!
+//! The template comes from a downloaded file and the conversation from strangers, so neither is trusted: templates run
+//! with a budget and without access to anything ([`environment`]), and nothing that a conversation says can become a
+//! control token ([`shield`]), although the rendered prompt is tokenised with markers on.
+
+mod clock;
+mod environment;
+mod normalise;
+mod python_json;
+mod shield;
+
+pub use clock::Clock;
+pub use normalise::{normalise_messages, normalise_tools};
+
+use crate::error::TextError;
+use crate::special_tokens::Segment;
+use crate::{Specials, Tokenizer};
+use minijinja::value::{Serde, Value as TemplateValue};
+use minijinja::{Environment, ErrorKind};
+use muser_gguf::GgufFile;
+use serde_json::{Map, Value};
+use shield::Shield;
+
+/// A conversation, as the template sees it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ChatInput {
+    /// Messages as [`normalise_messages`] gives them.
+    pub messages: Vec<Value>,
+    /// Tools as [`normalise_tools`] gives them; none is an empty list.
+    pub tools: Vec<Value>,
+    /// Further variables of the template: `reasoning_strength`, `current_date`, `knowledge_cutoff`, ...
+    pub variables: Map<String, Value>,
+    /// End with the opening of an assistant message.
+    pub add_generation_prompt: bool,
+    /// After the generation prompt, open the answer channel, so that the model answers without reasoning. The
+    /// [`crate::OutputDecoder`] must be told so too.
+    pub answer_directly: bool,
+}
+
+impl Default for ChatInput {
+    fn default() -> ChatInput {
+        ChatInput {
+            messages: Vec::new(),
+            tools: Vec::new(),
+            variables: Map::new(),
+            add_generation_prompt: true,
+            answer_directly: false,
+        }
+    }
+}
+
+/// A compiled chat template.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+}
+
+const TEMPLATE_KEY: &str = "tokenizer.chat_template";
+
+/// Name of the one template of an environment.
+const NAME: &str = "chat_template";
+
+/// What opens the answer channel after the generation prompt.
+const ANSWER_HEADER: &str = " to=user<|message|>";
+
+impl ChatTemplate {
+    /// The template of a model file; `None` if the file has none.
+    pub fn from_gguf(file: &GgufFile) -> Result<Option<ChatTemplate>, TextError> {
+        let source = file
+            .opt_str(TEMPLATE_KEY)
+            .map_err(|e| TextError::vocabulary(TEMPLATE_KEY, "a string", e.to_string()))?;
+        source.map(ChatTemplate::compile).transpose()
+    }
+
+    /// Compiles a template. `strftime_now` tells the system's time in UTC.
+    pub fn compile(source: &str) -> Result<ChatTemplate, TextError> {
+        ChatTemplate::compile_with_clock(source, Clock::system())
+    }
+
+    /// Compiles a template that sees another clock.
+    pub fn compile_with_clock(source: &str, clock: Clock) -> Result<ChatTemplate, TextError> {
+        let mut environment = environment::sandbox(clock)?;
+        environment
+            .add_template_owned(NAME, environment::without_generation_tags(source))
+            .map_err(|e| template_error(&e))?;
+        Ok(ChatTemplate { environment })
+    }
+
+    /// The prompt as text, for people. Do not tokenise it: what a user wrote would become control tokens. That is what
+    /// [`Self::encode`] is for.
+    pub fn render(&self, tokenizer: &Tokenizer, input: &ChatInput) -> Result<String, TextError> {
+        Ok(Shield::new(tokenizer.specials()).lift(&self.render_shielded(tokenizer, input)?))
+    }
+
+    /// The ids of the prompt, with the BOS exactly once if the model wants one.
+    ///
+    /// Markers become control tokens only where the template wrote them.
+    pub fn encode(&self, tokenizer: &Tokenizer, input: &ChatInput) -> Result<Vec<u32>, TextError> {
+        let rendered = self.render_shielded(tokenizer, input)?;
+        let shield = Shield::new(tokenizer.specials());
+        let mut ids = Vec::with_capacity(rendered.len() / 3 + 8);
+        for segment in tokenizer.specials().segments(&rendered) {
+            match segment {
+                Segment::Special(id) => ids.push(id),
+                Segment::Plain(text) => tokenizer.encode_into(&shield.lift(text), Specials::Plain, &mut ids),
+            }
+        }
+        tokenizer.ensure_bos(&mut ids);
+        Ok(ids)
+    }
+
+    fn render_shielded(&self, tokenizer: &Tokenizer, input: &ChatInput) -> Result<String, TextError> {
+        let shield = Shield::new(tokenizer.specials());
+        let mut context = Map::new();
+        for (name, value) in &input.variables {
+            context.insert(name.clone(), shield.cover(value));
+        }
+        context
+            .insert("messages".into(), input.messages.iter().map(|message| shield.cover(message)).collect());
+        if !input.tools.is_empty() {
+            context.insert("tools".into(), input.tools.iter().map(|tool| shield.cover(tool)).collect());
+        }
+        context.insert("add_generation_prompt".into(), input.add_generation_prompt.into());
+        for (name, id) in [("bos_token", tokenizer.bos()), ("eos_token", tokenizer.eos())] {
+            let text = id.and_then(|id| tokenizer.token_bytes(id)).map(String::from_utf8_lossy);
+            context.insert(name.into(), text.unwrap_or_default().into());
+        }
+        let template = self.environment.get_template(NAME).map_err(|e| template_error(&e))?;
+        let mut rendered =
+            template.render(TemplateValue::from(Serde(&context))).map_err(|e| template_error(&e))?;
+        if input.answer_directly {
+            rendered.push_str(ANSWER_HEADER);
+        }
+        Ok(rendered)
+    }
+}
+
+/// Our error for an engine's: what a template raises is about the conversation, all else about the template.
+fn template_error(error: &minijinja::Error) -> TextError {
+    let mut cause: &minijinja::Error = error;
+    loop {
+        if let Some(raised) = cause.detail().and_then(|detail| detail.strip_prefix(environment::RAISED)) {
+            return TextError::request(
+                "messages",
+                "a conversation that the model's template accepts",
+                raised,
+            );
+        }
+        match std::error::Error::source(cause).and_then(|source| source.downcast_ref()) {
+            Some(inner) => cause = inner,
+            None => break,
+        }
+    }
+    let what = match error.kind() {
+        ErrorKind::OutOfFuel => "it ran longer than any template should".to_owned(),
+        kind => match error.detail() {
+            Some(detail) => format!("{kind}: {detail}"),
+            None => kind.to_string(),
+        },
+    };
+    TextError::Template { line: error.line(), what }
+}
+
+#[cfg(test)]
+mod tests;
