@@ -1,1 +1,25 @@
 //! Model downloads: resumable, verified, atomic; the local model store.
+//!
+//! [`Source::parse`] understands what the user typed, [`pull`] brings it into a [`ModelStore`]. Nothing here knows what
+//! a model file contains: a file is a name, a size and a SHA-256.
+
+mod catalog;
+mod digest;
+mod error;
+mod http;
+mod part;
+mod progress;
+mod pull;
+mod source;
+mod store;
+mod url;
+
+pub use catalog::{CATALOG, DEFAULT_NAME, KnownFile, Role, by_content, by_name};
+pub use digest::Sha256;
+pub use error::HubError;
+pub use http::Token;
+pub use progress::{Phase, Progress};
+pub use pull::{OnProgress, PullOptions, Pulled, pull};
+pub use source::{DEFAULT_BASE, Expected, Hub, Source};
+pub use store::{ModelStore, StoredModel, Verified};
+pub use url::Url;

@@ -1,0 +1,261 @@
+//! The unfinished file: `NAME.part` beside its journal `NAME.part.json`, and the lock that keeps others out.
+//!
+//! Invariant: the journal never claims more than is on disk. A checkpoint first forces the bytes out, then replaces the
+//! journal atomically, and the journal carries the hash of exactly those bytes; so after a crash, a power cut or a
+//! stranger's edit, a resumed pull starts from bytes that were proven, or from nothing.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use ring::digest::{Context, SHA256};
+use serde::{Deserialize, Serialize};
+
+use crate::digest::{Sha256, hash_exactly};
+use crate::error::HubError;
+
+/// Bytes between two checkpoints: at most so many are fetched again after a crash.
+const CHECKPOINT_BYTES: u64 = 32 << 20;
+
+/// Longest journal that is read.
+const MAX_JOURNAL_BYTES: u64 = 64 << 10;
+
+/// What is known of the unfinished file, kept beside it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Journal {
+    /// Format; 1.
+    version: u32,
+    /// Address it comes from, without its query.
+    pub(crate) url: String,
+    /// Strong or weak `ETag` of the body.
+    pub(crate) etag: Option<String>,
+    /// `Last-Modified` of the body.
+    pub(crate) last_modified: Option<String>,
+    /// The hub's identity of the content.
+    pub(crate) linked_etag: Option<String>,
+    /// Bytes of the whole file.
+    pub(crate) size: Option<u64>,
+    /// Bytes on disk at the last checkpoint.
+    bytes: u64,
+    /// SHA-256 of exactly those bytes.
+    prefix_sha256: String,
+}
+
+/// The unfinished file, open, locked, with the running hash of all its bytes.
+pub(crate) struct Part {
+    path: PathBuf,
+    journal_path: PathBuf,
+    file: File,
+    _lock: File,
+    hash: Context,
+    len: u64,
+    checkpointed: u64,
+    pub(crate) journal: Journal,
+}
+
+impl Part {
+    /// Opens or creates the unfinished file of `name` in `dir`. Bytes that the journal does not prove are dropped.
+    ///
+    /// `seen` hears how many bytes have been hashed.
+    pub(crate) fn open(
+        dir: &Path,
+        name: &str,
+        url: &str,
+        seen: &mut dyn FnMut(u64),
+    ) -> Result<Self, HubError> {
+        let lock = lock(dir, name)?;
+        let path = dir.join(format!("{name}.part"));
+        let journal_path = dir.join(format!("{name}.part.json"));
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path)
+            .map_err(HubError::io(&path))?;
+        let fresh = Journal { version: 1, url: url.to_owned(), ..Journal::default() };
+        let earlier =
+            read_journal(&journal_path).filter(|journal| journal.version == 1 && journal.url == url);
+        let mut hash = Context::new(&SHA256);
+        let mut len = 0;
+        let mut journal = fresh;
+        if let Some(earlier) = earlier {
+            let got = hash_exactly(&mut file, earlier.bytes, &mut hash, seen).map_err(HubError::io(&path))?;
+            if got == earlier.bytes && Sha256::of_context(&hash).to_string() == earlier.prefix_sha256 {
+                len = got;
+                journal = earlier;
+            } else {
+                hash = Context::new(&SHA256);
+            }
+        }
+        file.set_len(len).map_err(HubError::io(&path))?;
+        file.seek(SeekFrom::Start(len)).map_err(HubError::io(&path))?;
+        Ok(Self { path, journal_path, file, _lock: lock, hash, len, checkpointed: len, journal })
+    }
+
+    /// Bytes so far.
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Hash of the bytes so far.
+    pub(crate) fn sha256(&self) -> Sha256 {
+        Sha256::of_context(&self.hash)
+    }
+
+    /// Appends bytes; makes a checkpoint now and then.
+    pub(crate) fn append(&mut self, bytes: &[u8]) -> Result<(), HubError> {
+        self.file.write_all(bytes).map_err(HubError::io(&self.path))?;
+        self.hash.update(bytes);
+        self.len += bytes.len() as u64;
+        if self.len - self.checkpointed >= CHECKPOINT_BYTES { self.checkpoint() } else { Ok(()) }
+    }
+
+    /// Drops all bytes and what was known of them.
+    pub(crate) fn reset(&mut self) -> Result<(), HubError> {
+        self.file.set_len(0).map_err(HubError::io(&self.path))?;
+        self.file.seek(SeekFrom::Start(0)).map_err(HubError::io(&self.path))?;
+        self.hash = Context::new(&SHA256);
+        (self.len, self.checkpointed) = (0, 0);
+        self.journal =
+            Journal { version: 1, url: std::mem::take(&mut self.journal.url), ..Journal::default() };
+        self.write_journal()
+    }
+
+    /// Forces the bytes to disk and notes them in the journal.
+    pub(crate) fn checkpoint(&mut self) -> Result<(), HubError> {
+        self.file.sync_data().map_err(HubError::io(&self.path))?;
+        self.checkpointed = self.len;
+        self.write_journal()
+    }
+
+    /// Makes the complete file appear under its name, or not at all.
+    pub(crate) fn finish(self, target: &Path) -> Result<(), HubError> {
+        self.file.sync_all().map_err(HubError::io(&self.path))?;
+        std::fs::rename(&self.path, target).map_err(HubError::io(target))?;
+        sync_folder(target)?;
+        remove_if_there(&self.journal_path)
+    }
+
+    /// Deletes the unfinished file and its journal.
+    pub(crate) fn delete(self) -> Result<(), HubError> {
+        remove_if_there(&self.path)?;
+        remove_if_there(&self.journal_path)
+    }
+
+    fn write_journal(&mut self) -> Result<(), HubError> {
+        self.journal.bytes = self.checkpointed;
+        self.journal.prefix_sha256 = self.sha256().to_string();
+        let text = serde_json::to_vec_pretty(&self.journal).expect("a struct of strings and numbers");
+        write_atomically(&self.journal_path, &text)
+    }
+}
+
+/// Writes a small file so that a reader sees the old or the new content.
+pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), HubError> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".new");
+    let new = path.with_file_name(name);
+    let write = || {
+        let mut file = File::create(&new)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        std::fs::rename(&new, path)
+    };
+    write().map_err(HubError::io(path))
+}
+
+fn read_journal(path: &Path) -> Option<Journal> {
+    // A journal that cannot be read proves nothing: the pull starts from zero.
+    let len = std::fs::metadata(path).ok()?.len();
+    if len > MAX_JOURNAL_BYTES {
+        return None;
+    }
+    serde_json::from_slice(&std::fs::read(path).ok()?).ok()
+}
+
+/// One pull of a file at a time. The lock files stay: removing one that another process has just opened would let two in.
+fn lock(dir: &Path, name: &str) -> Result<File, HubError> {
+    let folder = dir.join(".locks");
+    std::fs::create_dir_all(&folder).map_err(HubError::io(&folder))?;
+    let path = folder.join(name);
+    let file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(&path)
+        .map_err(HubError::io(&path))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(HubError::Busy { name: name.to_owned(), lock: path }),
+        Err(TryLockError::Error(source)) => Err(HubError::Io { path, source }),
+    }
+}
+
+fn remove_if_there(path: &Path) -> Result<(), HubError> {
+    match std::fs::remove_file(path) {
+        Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+            Err(HubError::Io { path: path.to_owned(), source })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A rename is durable once its folder is.
+fn sync_folder(path: &Path) -> Result<(), HubError> {
+    if cfg!(unix)
+        && let Some(folder) = path.parent()
+    {
+        File::open(folder).and_then(|f| f.sync_all()).map_err(HubError::io(folder))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open(dir: &Path) -> Part {
+        Part::open(dir, "m", "http://h/m", &mut |_| {}).unwrap()
+    }
+
+    #[test]
+    fn only_bytes_that_the_journal_proves_survive() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut part = open(dir.path());
+        part.append(b"proven").unwrap();
+        part.checkpoint().unwrap();
+        part.append(b"not yet").unwrap();
+        drop(part);
+        assert_eq!(std::fs::metadata(dir.path().join("m.part")).unwrap().len(), 13);
+        assert_eq!(open(dir.path()).len(), 6);
+
+        // Another address, an edited part, a part that is too short, a broken journal: from zero.
+        assert_eq!(Part::open(dir.path(), "m", "http://h/other", &mut |_| {}).unwrap().len(), 0);
+        for (part_bytes, journal) in
+            [(&b"prOven"[..], None), (&b"prov"[..], None), (&b"proven"[..], Some("{\"bytes\": 6}"))]
+        {
+            let mut part = open(dir.path());
+            part.reset().unwrap();
+            part.append(b"proven").unwrap();
+            part.checkpoint().unwrap();
+            drop(part);
+            std::fs::write(dir.path().join("m.part"), part_bytes).unwrap();
+            if let Some(journal) = journal {
+                std::fs::write(dir.path().join("m.part.json"), journal).unwrap();
+            }
+            assert_eq!(open(dir.path()).len(), 0);
+        }
+    }
+
+    #[test]
+    fn a_second_pull_of_the_same_file_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = open(dir.path());
+        assert!(matches!(Part::open(dir.path(), "m", "u", &mut |_| {}), Err(HubError::Busy { .. })));
+        assert!(Part::open(dir.path(), "other", "u", &mut |_| {}).is_ok());
+        drop(first);
+        assert!(Part::open(dir.path(), "m", "u", &mut |_| {}).is_ok());
+    }
+}
