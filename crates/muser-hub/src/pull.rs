@@ -57,7 +57,7 @@ impl Default for PullOptions {
             stall_timeout: Duration::from_secs(30),
             max_failures: 8,
             backoff: Duration::from_millis(500),
-            max_wait: Duration::from_secs(120),
+            max_wait: Duration::from_mins(2),
             extra_roots: None,
         }
     }

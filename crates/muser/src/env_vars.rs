@@ -10,6 +10,16 @@ pub const MUSER_LOG: &str = "MUSER_LOG";
 pub const MUSER_NO_PROGRESS: &str = "MUSER_NO_PROGRESS";
 /// Set to anything: no colour (the convention of no-color.org).
 pub const NO_COLOR: &str = "NO_COLOR";
+/// Default for `--hub`.
+pub const MUSER_HUB_URL: &str = "MUSER_HUB_URL";
+/// The hub, under the name that its own tools use; weaker than `MUSER_HUB_URL`.
+pub const HF_ENDPOINT: &str = "HF_ENDPOINT";
+/// Token for the hub; sent to the hub's host only, never logged.
+pub const MUSER_HUB_TOKEN: &str = "MUSER_HUB_TOKEN";
+/// The token, under the name that the public hub's own tools use; weaker than `MUSER_HUB_TOKEN`.
+pub const HF_TOKEN: &str = "HF_TOKEN";
+/// PEM file with certificate authorities to trust besides the built-in ones.
+pub const SSL_CERT_FILE: &str = "SSL_CERT_FILE";
 
 /// Name and meaning of each variable, for the reference.
 #[cfg(test)]
@@ -18,6 +28,11 @@ pub const TABLE: &[(&str, &str)] = &[
     (MUSER_MODEL, "Default for `--model`"),
     (MUSER_LOG, "Log filter, such as `debug` or `muser_engine=trace`; stronger than `--verbose`"),
     (MUSER_NO_PROGRESS, "Set to anything: no progress bars"),
+    (MUSER_HUB_URL, "Default for `--hub` of `muser pull`"),
+    (HF_ENDPOINT, "The same; weaker than `MUSER_HUB_URL`"),
+    (MUSER_HUB_TOKEN, "Token for the hub; sent to the hub's host only, never logged"),
+    (HF_TOKEN, "The same; weaker than `MUSER_HUB_TOKEN`"),
+    (SSL_CERT_FILE, "PEM file with certificate authorities to trust besides the built-in ones"),
     (NO_COLOR, "Set to anything: no colour"),
 ];
 
