@@ -1,5 +1,7 @@
 //! Pulls from a server that does everything wrong.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
 mod support;
 
 use std::ops::ControlFlow;

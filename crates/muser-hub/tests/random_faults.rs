@@ -1,5 +1,7 @@
 //! Whatever sequence of faults a server shows, a pull that ends well has the right bytes.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
 mod support;
 
 use std::ops::ControlFlow;

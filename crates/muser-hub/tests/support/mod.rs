@@ -1,7 +1,7 @@
 //! A loopback HTTP server whose every answer is scripted byte by byte, so that it can misbehave in any way.
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
-#![allow(missing_docs, unreachable_pub, reason = "shared by test binaries only")]
+#![allow(missing_docs, unreachable_pub, clippy::unwrap_used, reason = "shared by test binaries only")]
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};

@@ -11,27 +11,26 @@ use crate::output::{Console, Progress, sanitize};
 
 /// Runs the command.
 pub fn run(args: ModelsArgs, console: &Console) -> Result<()> {
+    let ModelsArgs { verify, json } = args;
     let store = ModelStore::open(env_vars::muser_home().as_deref())?;
     let mut models = store.list()?;
-    if args.verify {
-        for model in models.iter_mut().filter(|m| !m.unfinished) {
+    if verify {
+        for model in models.iter().filter(|m| !m.unfinished) {
             if matches!(model.verified, Verified::Yes(_) | Verified::HashedOnly(_)) {
                 continue;
             }
             let bar = Progress::bytes(console, &model.name, model.size);
             let outcome = store.verify(model, &mut |done| bar.set(done));
             bar.finish();
-            match outcome {
-                Ok(verified) => model.verified = verified,
-                Err(error) => console.warning(error),
+            if let Err(error) = outcome {
+                console.warning(error);
             }
         }
         // Official files are recognised by the hash that is known now.
-        let hashed = store.list()?;
-        models = hashed;
+        models = store.list()?;
     }
     let mut out = std::io::stdout().lock();
-    if args.json {
+    if json {
         let list: Vec<_> = models.iter().map(as_json).collect();
         writeln!(out, "{}", serde_json::to_string_pretty(&list)?)?;
         return Ok(());

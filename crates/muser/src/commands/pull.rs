@@ -17,10 +17,8 @@ use crate::output::{Console, HintExt as _, Progress, usage_error};
 /// Runs the command.
 pub fn run(args: PullArgs, console: &Console) -> Result<()> {
     let store = ModelStore::open(env_vars::muser_home().as_deref())?;
-    let hub = Hub::new(
-        &args.hub.clone().or_else(|| text(env_vars::HF_ENDPOINT)).unwrap_or(DEFAULT_BASE.to_owned()),
-    )?;
-    let given = if args.sources.is_empty() { vec![DEFAULT_NAME.to_owned()] } else { args.sources.clone() };
+    let hub = Hub::new(&args.hub.or_else(|| text(env_vars::HF_ENDPOINT)).unwrap_or(DEFAULT_BASE.to_owned()))?;
+    let given = if args.sources.is_empty() { vec![DEFAULT_NAME.to_owned()] } else { args.sources };
     let mut sources = Vec::new();
     for given in &given {
         sources.extend(Source::parse(given, &hub).map_err(usage_error)?);
