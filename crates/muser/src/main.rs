@@ -12,6 +12,7 @@ mod commands;
 mod doctor;
 mod env_vars;
 mod executor;
+mod generate;
 mod ids;
 mod inspect;
 mod interrupt;

@@ -3,12 +3,12 @@
 //! [`Session`] is a loaded model with a running engine, [`Prompt`] what the user wants said, [`Answer`] what came of it. The
 //! engine speaks token ids; this is where they become text, reasoning and tool calls.
 
-
+mod answer;
 mod printer;
 mod prompt;
 mod session;
 
-
+pub use answer::{Answer, Sink, Timings, ToolCall};
 pub use printer::Printer;
 pub use prompt::{ChatPrompt, Prompt};
 pub use session::Session;

@@ -2,6 +2,7 @@
 
 use std::io::{self, Write as _};
 
+use super::{Sink, ToolCall};
 use crate::output::{Console, sanitize};
 
 /// Writes pieces of an answer as they come and keeps the two streams from running into each other on a terminal.
@@ -29,14 +30,8 @@ impl Place {
     }
 }
 
-impl<'a> Printer<'a> {
-    /// Nothing was written yet.
-    pub fn new(console: &'a Console) -> Self {
-        Self { console, reasoning: Place::Untouched, answer: Place::Untouched }
-    }
-
-    /// A piece of thought.
-    pub fn reasoning(&mut self, text: &str) -> io::Result<()> {
+impl Sink for Printer<'_> {
+    fn reasoning(&mut self, text: &str) -> io::Result<()> {
         if text.is_empty() || self.console.quiet() {
             return Ok(());
         }
@@ -49,8 +44,7 @@ impl<'a> Printer<'a> {
         Ok(())
     }
 
-    /// A piece of the answer.
-    pub fn answer(&mut self, text: &str) -> io::Result<()> {
+    fn answer(&mut self, text: &str) -> io::Result<()> {
         if text.is_empty() {
             return Ok(());
         }
@@ -63,11 +57,18 @@ impl<'a> Printer<'a> {
         Ok(())
     }
 
-    /// A tool call, on a line of its own.
-    pub fn tool_call(&mut self, name: &str, arguments: &str) -> io::Result<()> {
+    /// On a line of its own.
+    fn tool_call(&mut self, call: &ToolCall) -> io::Result<()> {
         self.end_reasoning()?;
         self.end_line()?;
-        self.answer(&format!("{name}({arguments})\n"))
+        self.answer(&format!("{}({})\n", call.name, call.arguments))
+    }
+}
+
+impl<'a> Printer<'a> {
+    /// Nothing was written yet.
+    pub fn new(console: &'a Console) -> Self {
+        Self { console, reasoning: Place::Untouched, answer: Place::Untouched }
     }
 
     /// The answer is over: the cursor goes to the start of a line.

@@ -1,0 +1,214 @@
+//! One answer: the engine's events, decoded and collected, with figures about how long it took.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use muser_engine::{Event, FinishReason, Finished, Request, SamplingParams};
+use muser_text::{Detokenizer, Markers};
+use serde::Serialize;
+
+use super::{Prompt, Session};
+use crate::cli::SamplingArgs;
+use crate::interrupt::Interrupt;
+
+/// How often a reader that waits looks whether Ctrl-C was pressed.
+const POLL: Duration = Duration::from_millis(50);
+
+/// A tool call of the model.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ToolCall {
+    /// Which tool.
+    pub name: String,
+    /// Its arguments, a JSON object.
+    pub arguments: serde_json::Value,
+}
+
+/// All that came of a request.
+#[derive(Clone, Debug, Serialize)]
+pub struct Answer {
+    /// The answer.
+    pub text: String,
+    /// The thoughts before it.
+    pub reasoning: String,
+    /// Tools that the model wants called.
+    pub tool_calls: Vec<ToolCall>,
+    /// What was generated, without the token that ended it.
+    pub token_ids: Vec<u32>,
+    /// Tokens read.
+    pub prompt_tokens: u32,
+    /// Of these, known from earlier turns.
+    pub cached_tokens: u32,
+    /// `stop`, `tool_calls`, `length`, `context`, `interrupted`, `deadline`.
+    pub finish_reason: &'static str,
+    /// Seed in use: the same prompt with it gives the same answer.
+    pub seed: u64,
+    /// How long it took.
+    pub timings: Timings,
+}
+
+/// Milliseconds and rates of one answer.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Timings {
+    /// Opening the model and starting the engine.
+    pub load_ms: f64,
+    /// Reading the prompt, up to the first token.
+    pub prefill_ms: f64,
+    /// From the first token to the end.
+    pub decode_ms: f64,
+    /// Prompt tokens read in a second, known ones not counted.
+    pub prompt_tok_s: f64,
+    /// Tokens written in a second after the first.
+    pub tok_s: f64,
+    /// From handing the request in to having its first token.
+    pub ttft_ms: f64,
+}
+
+/// What is shown of an answer while it comes.
+pub trait Sink {
+    /// A piece of thought.
+    fn reasoning(&mut self, text: &str) -> io::Result<()>;
+    /// A piece of the answer.
+    fn answer(&mut self, text: &str) -> io::Result<()>;
+    /// A complete tool call.
+    fn tool_call(&mut self, call: &ToolCall) -> io::Result<()>;
+}
+
+/// Shows nothing.
+impl Sink for () {
+    fn reasoning(&mut self, _: &str) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn answer(&mut self, _: &str) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn tool_call(&mut self, _: &ToolCall) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Session {
+    /// Answers `prompt`, showing pieces on `sink` as they come. Ctrl-C ends the answer; what exists by then is returned.
+    pub fn answer(
+        &self,
+        prompt: &Prompt,
+        sampling: &SamplingArgs,
+        interrupt: &Interrupt,
+        sink: &mut dyn Sink,
+    ) -> anyhow::Result<Answer> {
+        let mut request = Request::new(prompt.encode(self)?, self.tokenizer.stop_ids().to_vec());
+        request.max_tokens = sampling.max_tokens;
+        request.seed = sampling.seed;
+        request.sampling = sampling_params(sampling);
+        let submitted = Instant::now();
+        let mut submission = self.engine.submit(request)?;
+        let mut decoder = Detokenizer::new(std::sync::Arc::clone(&self.tokenizer), Markers::Hide);
+        let mut answer = Answer::empty(submission.seed(), self.load_time);
+        let mut first_token = None;
+        loop {
+            let event = match submission.recv_timeout(POLL) {
+                Ok(event) => event,
+                Err(_) if interrupt.pressed() => {
+                    submission.cancel();
+                    continue;
+                }
+                Err(_) => continue,
+            };
+            match event {
+                Some(Event::Token(token)) => {
+                    first_token.get_or_insert_with(|| submitted.elapsed());
+                    answer.token_ids.push(token.id);
+                    let text = decoder.push(token.id);
+                    sink.answer(&text)?;
+                    answer.text += &text;
+                    if interrupt.pressed() {
+                        submission.cancel();
+                    }
+                }
+                Some(Event::Finished(finished)) => answer.finish(&finished, first_token),
+                Some(Event::Failed(error)) => return Err(error.into()),
+                Some(_) => {}
+                None => break,
+            }
+        }
+        let text = decoder.finish();
+        sink.answer(&text)?;
+        answer.text += &text;
+        Ok(answer)
+    }
+}
+
+impl Answer {
+    /// Counts and rates in a line.
+    pub fn speed(&self) -> String {
+        let written = self.token_ids.len();
+        let cached = match self.cached_tokens {
+            0 => String::new(),
+            cached => format!(" ({cached} known)"),
+        };
+        let rate = |rate: f64| if rate >= 10.0 { format!("{rate:.0}") } else { format!("{rate:.1}") };
+        format!(
+            "{} tokens read{cached} at {}/s, {written} written at {}/s",
+            self.prompt_tokens,
+            rate(self.timings.prompt_tok_s),
+            rate(self.timings.tok_s)
+        )
+    }
+
+    fn empty(seed: u64, load_time: Duration) -> Self {
+        Self {
+            text: String::new(),
+            reasoning: String::new(),
+            tool_calls: Vec::new(),
+            token_ids: Vec::new(),
+            prompt_tokens: 0,
+            cached_tokens: 0,
+            finish_reason: "interrupted",
+            seed,
+            timings: Timings { load_ms: milliseconds(load_time), ..Timings::default() },
+        }
+    }
+
+    fn finish(&mut self, finished: &Finished, first_token: Option<Duration>) {
+        let usage = finished.usage;
+        self.prompt_tokens = usage.prompt_tokens;
+        self.cached_tokens = usage.cached_tokens;
+        self.finish_reason = match finished.reason {
+            FinishReason::Stop(_) | FinishReason::StopWatch => "stop",
+            FinishReason::Length => "length",
+            FinishReason::Context => "context",
+            FinishReason::Deadline => "deadline",
+            FinishReason::Cancelled | FinishReason::SlowReader => "interrupted",
+        };
+        let read = usage.prompt_tokens.saturating_sub(usage.cached_tokens);
+        let written = usage.completion_tokens.saturating_sub(1);
+        self.timings.prefill_ms = milliseconds(finished.timings.prefill);
+        self.timings.decode_ms = milliseconds(finished.timings.decode);
+        self.timings.prompt_tok_s = rate(read, finished.timings.prefill);
+        self.timings.tok_s = rate(written, finished.timings.decode);
+        self.timings.ttft_ms = first_token.map_or(0.0, milliseconds);
+    }
+}
+
+fn sampling_params(args: &SamplingArgs) -> SamplingParams {
+    SamplingParams {
+        temperature: args.temp,
+        top_k: args.top_k,
+        top_p: args.top_p,
+        min_p: args.min_p,
+        repetition_penalty: args.repeat_penalty,
+        presence_penalty: args.presence_penalty,
+        frequency_penalty: args.frequency_penalty,
+        logit_bias: Vec::new(),
+    }
+}
+
+/// Milliseconds with three decimals: microseconds are all that the clock is good for.
+fn milliseconds(time: Duration) -> f64 {
+    time.as_micros() as f64 / 1000.0
+}
+
+fn rate(count: u32, time: Duration) -> f64 {
+    if time.is_zero() { 0.0 } else { (f64::from(count) / time.as_secs_f64() * 100.0).round() / 100.0 }
+}
