@@ -264,10 +264,9 @@ pub fn agreement(reference: &[f32], other: &[f32], vocab: usize) -> Agreement {
     let (mut largest, mut low, mut high) = (0.0f64, f64::MAX, f64::MIN);
     for (r, o) in reference.iter().zip(other) {
         let (r, o) = (f64::from(*r), f64::from(*o));
-        // Not `max`: it would swallow a NaN.
-        if !((r - o).abs() <= largest) {
-            largest = (r - o).abs();
-        }
+        // `max` alone would swallow a NaN.
+        let difference = (r - o).abs();
+        largest = if difference.is_nan() || largest.is_nan() { f64::NAN } else { largest.max(difference) };
         low = low.min(r);
         high = high.max(r);
     }
