@@ -10,6 +10,7 @@ mod chat;
 mod detokenizer;
 mod error;
 mod merges;
+mod output;
 mod pre_split;
 mod special_tokens;
 #[cfg(test)]
@@ -21,5 +22,8 @@ pub use byte_alphabet::spell_bytes;
 pub use chat::{ChatInput, ChatTemplate, Clock, normalise_messages, normalise_tools};
 pub use detokenizer::{Detokenizer, Markers, Utf8Joiner};
 pub use error::TextError;
+pub use output::{
+    OutputChannel, OutputDecoder, OutputEnd, OutputEvent, OutputMode, OutputOptions, StopMatcher,
+};
 pub use tokenizer::{ChannelTokens, Specials, Tokenizer};
 pub use vocabulary::{TokenKind, VocabSource};

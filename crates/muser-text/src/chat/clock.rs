@@ -65,7 +65,7 @@ impl Clock {
                 directive = chars.next();
             }
             let two = |value: i64| if padded { format!("{value:02}") } else { value.to_string() };
-            out.push_str(&match directive {
+            let part = match directive {
                 Some('Y') => year.to_string(),
                 Some('y') => two(year % 100),
                 Some('m') => two(month),
@@ -95,7 +95,8 @@ impl Clock {
                         format!("strftime_now does not know the directive %{shown}"),
                     ));
                 }
-            });
+            };
+            out.push_str(&part);
         }
         Ok(out)
     }

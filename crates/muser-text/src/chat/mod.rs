@@ -163,4 +163,5 @@ fn template_error(error: &minijinja::Error) -> TextError {
 }
 
 #[cfg(test)]
+#[expect(clippy::needless_pass_by_value, reason = "JSON literals read better by value")]
 mod tests;

@@ -1,0 +1,176 @@
+//! Stop strings: found in text that comes in pieces, and never shown, not even their beginning.
+//!
+//! Each stop string is matched byte by byte with its failure table (Knuth, Morris, Pratt), so the work per byte is the
+//! number of stop strings. The match that *ends* first wins, which does not depend on how the text was cut. Text that
+//! could be the beginning of a match is held back until it is one or cannot become one.
+
+use crate::error::TextError;
+
+/// Stop strings of one stream.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct StopStrings {
+    matchers: Vec<Matcher>,
+    held: String,
+}
+
+/// What a piece of text gave.
+pub(crate) struct Filtered {
+    /// Text that is safe to show.
+    pub(crate) text: String,
+    /// The stop string that was found: nothing may follow.
+    pub(crate) stopped: Option<usize>,
+}
+
+#[derive(Clone, Debug)]
+struct Matcher {
+    pattern: Vec<u8>,
+    /// Length of the longest proper prefix of `pattern[..=i]` that is also its suffix.
+    failure: Vec<usize>,
+    matched: usize,
+}
+
+/// More stop strings than anyone needs; each costs time on every byte.
+const MAX_STOPS: usize = 64;
+
+impl StopStrings {
+    pub(crate) fn new(stops: &[String]) -> Result<StopStrings, TextError> {
+        if stops.len() > MAX_STOPS {
+            return Err(TextError::request(
+                "stop",
+                format!("at most {MAX_STOPS} strings"),
+                stops.len().to_string(),
+            ));
+        }
+        if let Some(index) = stops.iter().position(String::is_empty) {
+            return Err(TextError::request(format!("stop[{index}]"), "a string that is not empty", "\"\""));
+        }
+        let matchers = stops.iter().map(|stop| Matcher::new(stop.as_bytes())).collect();
+        Ok(StopStrings { matchers, held: String::new() })
+    }
+
+    pub(crate) fn push(&mut self, text: &str) -> Filtered {
+        if self.matchers.is_empty() {
+            return Filtered { text: text.to_owned(), stopped: None };
+        }
+        let from = self.held.len();
+        self.held.push_str(text);
+        for (at, &byte) in self.held.as_bytes()[from..].iter().enumerate() {
+            let mut found: Option<(usize, usize)> = None;
+            for (index, matcher) in self.matchers.iter_mut().enumerate() {
+                // Of those that end here the longest: it begins first.
+                if matcher.step(byte) && found.is_none_or(|(_, len)| matcher.pattern.len() > len) {
+                    found = Some((index, matcher.pattern.len()));
+                }
+            }
+            if let Some((index, len)) = found {
+                let mut text = std::mem::take(&mut self.held);
+                text.truncate(from + at + 1 - len);
+                return Filtered { text, stopped: Some(index) };
+            }
+        }
+        let keep = self.matchers.iter().map(|matcher| matcher.matched).max().unwrap_or(0);
+        let safe = self.held.len() - keep;
+        Filtered { text: self.held.drain(..safe).collect(), stopped: None }
+    }
+
+    /// The text ends here: what was held back is shown after all.
+    pub(crate) fn flush(&mut self) -> String {
+        for matcher in &mut self.matchers {
+            matcher.matched = 0;
+        }
+        std::mem::take(&mut self.held)
+    }
+}
+
+impl Matcher {
+    fn new(pattern: &[u8]) -> Matcher {
+        let mut failure = vec![0; pattern.len()];
+        let mut len = 0;
+        for at in 1..pattern.len() {
+            while len > 0 && pattern[at] != pattern[len] {
+                len = failure[len - 1];
+            }
+            if pattern[at] == pattern[len] {
+                len += 1;
+            }
+            failure[at] = len;
+        }
+        Matcher { pattern: pattern.to_vec(), failure, matched: 0 }
+    }
+
+    /// Takes one byte; true if the pattern ends with it.
+    fn step(&mut self, byte: u8) -> bool {
+        while self.matched > 0 && self.pattern[self.matched] != byte {
+            self.matched = self.failure[self.matched - 1];
+        }
+        if self.pattern[self.matched] == byte {
+            self.matched += 1;
+        }
+        self.matched == self.pattern.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Shown text and the stop string found, with the text cut into pieces of `size` characters.
+    fn run(stops: &[&str], text: &str, size: usize) -> (String, Option<usize>) {
+        let stops: Vec<String> = stops.iter().map(ToString::to_string).collect();
+        let mut stream = StopStrings::new(&stops).expect("valid");
+        let mut shown = String::new();
+        let chars: Vec<char> = text.chars().collect();
+        for piece in chars.chunks(size) {
+            let filtered = stream.push(&piece.iter().collect::<String>());
+            shown.push_str(&filtered.text);
+            if filtered.stopped.is_some() {
+                return (shown, filtered.stopped);
+            }
+        }
+        shown.push_str(&stream.flush());
+        (shown, None)
+    }
+
+    fn check(stops: &[&str], text: &str, shown: &str, stopped: Option<usize>) {
+        for size in 1..=text.chars().count().max(1) {
+            assert_eq!(run(stops, text, size), (shown.to_owned(), stopped), "{stops:?} {text:?} by {size}");
+        }
+    }
+
+    #[test]
+    fn nothing_from_the_stop_on_is_shown() {
+        check(&["DEFGHIJ"], "ABCDEFGHIJK", "ABC", Some(0));
+        check(&["DEFGHIJ"], "ABCDEFGHIX", "ABCDEFGHIX", None);
+        check(&["\n"], "answer\nmore", "answer", Some(0));
+        check(&["\n\n"], "answer\n", "answer\n", None);
+        check(&["aab"], "aaaab", "aa", Some(0));
+        check(&["abcd", "bc"], "xabcd", "xa", Some(1));
+        check(&["c", "abc"], "xabc", "x", Some(1));
+        check(&["界!"], "你好世界!x", "你好世", Some(0));
+        check(&[], "text", "text", None);
+    }
+
+    #[test]
+    fn useless_stops_are_refused() {
+        let error = StopStrings::new(&["a".into(), String::new()]).expect_err("empty");
+        assert!(error.to_string().starts_with("stop[1]"), "{error}");
+        assert!(StopStrings::new(&vec!["a".to_owned(); 65]).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn as_a_search_for_the_match_that_ends_first(
+            stops in proptest::collection::vec("[ab]{1,4}", 1..4), text in "[abc]{0,30}", size in 1..5_usize,
+        ) {
+            let first = (0..=text.len()).find_map(|end| {
+                let ending = stops.iter().filter(|stop| text[..end].ends_with(stop.as_str()));
+                ending.map(String::len).max().map(|len| end - len)
+            });
+            let stops: Vec<&str> = stops.iter().map(String::as_str).collect();
+            let (shown, stopped) = run(&stops, &text, size);
+            prop_assert_eq!(stopped.is_some(), first.is_some());
+            prop_assert_eq!(shown, &text[..first.unwrap_or(text.len())]);
+        }
+    }
+}
