@@ -217,7 +217,10 @@ impl OutputDecoder {
         if self.end.is_none() {
             self.flush_bytes(&mut events);
             self.close_body(BodyEnd::Cut, &mut events);
-            self.state = State::Ended;
+            if self.end.is_none() {
+                self.flush_stops(&mut events);
+                self.state = State::Ended;
+            }
         }
         events
     }
@@ -308,7 +311,7 @@ impl OutputDecoder {
             }
             Piece::EndOfTurn => {
                 self.close_body(BodyEnd::ByModel, events);
-                self.end_turn();
+                self.end_turn(events);
             }
             Piece::Invisible | Piece::Bytes(_) => {}
         }
@@ -353,7 +356,7 @@ impl OutputDecoder {
                 let Reading::Text { assistant, rest } = header::read(header) else { return };
                 if opened && !assistant {
                     // Someone else's message: the model goes on with the conversation by itself.
-                    self.end_turn();
+                    self.end_turn(events);
                 } else {
                     let rest = rest.to_owned();
                     self.open_body(&Recipient::User);
@@ -425,19 +428,11 @@ impl OutputDecoder {
                 self.resolve_split(events);
                 let held = std::mem::take(&mut self.held);
                 self.give_body(&held, events);
-                if self.end.is_none() {
-                    let rest = self.stops.flush();
-                    self.give_text(rest, true, events);
-                }
             }
             State::Tool(block) => {
                 let mut found = Vec::new();
                 block.close(end, &mut found);
                 self.give_found(found, events);
-                if self.end.is_none() {
-                    let rest = self.stops.flush();
-                    self.give_text(rest, true, events);
-                }
             }
             State::Ended => {}
         }
@@ -466,8 +461,9 @@ impl OutputDecoder {
         }
     }
 
-    fn end_turn(&mut self) {
+    fn end_turn(&mut self, events: &mut Vec<OutputEvent>) {
         if self.end.is_none() {
+            self.flush_stops(events);
             self.end = Some(OutputEnd::EndOfTurn);
             self.state = State::Ended;
         }
@@ -475,38 +471,32 @@ impl OutputDecoder {
 
     fn give_body(&mut self, text: &str, events: &mut Vec<OutputEvent>) {
         match self.state {
-            State::Reasoning => self.give_text(text.to_owned(), false, events),
+            State::Reasoning if !text.is_empty() => {
+                let text = self.reasoning.join(text);
+                emit(text, OutputEvent::Reasoning, events);
+            }
+            State::Reasoning => {}
             _ => self.give_content(text, events),
         }
     }
 
-    /// Content passes the stop strings.
+    /// Content passes the stop strings: all of it is one text to them.
     fn give_content(&mut self, text: &str, events: &mut Vec<OutputEvent>) {
         if self.end.is_some() || text.is_empty() {
             return;
         }
-        let filtered = self.stops.push(text);
-        self.give_text(filtered.text, true, events);
+        let filtered = self.stops.push(&self.content.join(text));
+        emit(filtered.text, OutputEvent::Content, events);
         if let Some(index) = filtered.stopped {
             self.end = Some(OutputEnd::StopString(index));
             self.state = State::Ended;
         }
     }
 
-    fn give_text(&mut self, text: String, content: bool, events: &mut Vec<OutputEvent>) {
-        if text.is_empty() {
-            return;
-        }
-        let joint = if content { &mut self.content } else { &mut self.reasoning };
-        let text = if *joint == Joint::Break { format!("\n{text}") } else { text };
-        *joint = Joint::Text;
-        match (events.last_mut(), content) {
-            (Some(OutputEvent::Content(last)), true) | (Some(OutputEvent::Reasoning(last)), false) => {
-                last.push_str(&text);
-            }
-            (_, true) => events.push(OutputEvent::Content(text)),
-            (_, false) => events.push(OutputEvent::Reasoning(text)),
-        }
+    /// What could have become a stop string does not.
+    fn flush_stops(&mut self, events: &mut Vec<OutputEvent>) {
+        let rest = self.stops.flush();
+        emit(rest, OutputEvent::Content, events);
     }
 
     fn give_found(&mut self, found: Vec<Found>, events: &mut Vec<OutputEvent>) {
@@ -516,6 +506,8 @@ impl OutputDecoder {
             }
             match found {
                 Found::Start(name) => {
+                    // Text before a call is given out before it.
+                    self.flush_stops(events);
                     events.push(OutputEvent::ToolCallStart { index: self.calls, name });
                     self.calls += 1;
                 }
@@ -533,6 +525,28 @@ impl OutputDecoder {
                 Found::Text(text) => self.give_content(&text, events),
             }
         }
+    }
+}
+
+impl Joint {
+    /// `text`, after a line break if it begins a further body.
+    fn join(&mut self, text: &str) -> String {
+        let separator = if *self == Joint::Break { "\n" } else { "" };
+        *self = Joint::Text;
+        format!("{separator}{text}")
+    }
+}
+
+/// Adds text to the last event if that is of the same kind, else as a new event.
+fn emit(text: String, kind: fn(String) -> OutputEvent, events: &mut Vec<OutputEvent>) {
+    if text.is_empty() {
+        return;
+    }
+    let event = kind(text);
+    match (events.last_mut(), event) {
+        (Some(OutputEvent::Content(last)), OutputEvent::Content(text))
+        | (Some(OutputEvent::Reasoning(last)), OutputEvent::Reasoning(text)) => last.push_str(&text),
+        (_, event) => events.push(event),
     }
 }
 

@@ -126,8 +126,6 @@ impl ToolBlock {
     /// The body ends.
     pub(crate) fn close(&mut self, end: BodyEnd, found: &mut Vec<Found>) {
         match (&self.phase, end) {
-            // A call that was cut off is not ended: its arguments may be half a value.
-            (Phase::Call { .. } | Phase::Value { .. }, BodyEnd::Cut) => {}
             (Phase::Value { .. }, BodyEnd::ByModel) => {
                 // What is still here could begin a closing tag. More than its first character is no accident.
                 let rest = std::mem::take(&mut self.buffer);
@@ -149,7 +147,8 @@ impl ToolBlock {
                     self.end_call(found);
                 }
             }
-            // What was the beginning of a call until it was cut off is not shown as text.
+            // A call that was cut off is not ended: its arguments may be half a value. And what was the beginning of a
+            // call until it was cut off is not shown as text.
             (_, BodyEnd::Cut) => {}
         }
         self.buffer.clear();
@@ -348,8 +347,8 @@ impl ToolBlock {
     fn give_text(&mut self, found: &mut Vec<Found>) {
         let mut text = std::mem::take(&mut self.raw);
         text.push_str(&std::mem::take(&mut self.buffer));
-        let blank = text.trim().is_empty();
-        if !text.is_empty() && !(blank && !matches!(self.phase, Phase::Text)) {
+        let worth_showing = matches!(self.phase, Phase::Text) || !text.trim().is_empty();
+        if worth_showing && !text.is_empty() {
             found.push(Found::Text(text));
         }
     }
