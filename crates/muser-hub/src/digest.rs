@@ -35,6 +35,13 @@ impl Sha256 {
         Self(out)
     }
 
+    /// Of bytes in memory.
+    pub fn of_bytes(bytes: &[u8]) -> Self {
+        let mut context = Context::new(&SHA256);
+        context.update(bytes);
+        Self::of_context(&context)
+    }
+
     /// Of a whole file; `seen` hears how many bytes are done after each piece of 4 MiB.
     pub fn of_file(path: &Path, seen: &mut dyn FnMut(u64)) -> Result<Self, HubError> {
         let mut file = std::fs::File::open(path).map_err(HubError::io(path))?;

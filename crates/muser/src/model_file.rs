@@ -9,8 +9,10 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use muser_gguf::GgufFile;
+use muser_hub::ModelStore;
 use muser_model::Model;
 
+use crate::env_vars;
 use crate::output::{Console, HintExt as _};
 
 /// The name under which the bundled model is always to be had.
@@ -31,7 +33,7 @@ impl ModelSource {
         if let Some(named) = named {
             return Self::named(named);
         }
-        if let Some(path) = pulled_default() {
+        if let Some(path) = pulled_default()? {
             return Ok(Self::File(path));
         }
         console.note("no model named or pulled: using the bundled Muse Tiny (a toy of 31.5 M parameters); `muser pull` brings the real one");
@@ -82,13 +84,23 @@ impl ModelSource {
     }
 }
 
-fn pulled(name: &str) -> anyhow::Result<ModelSource> {
-    Err(anyhow::anyhow!("{name}: neither a file nor a pulled model"))
-        .hint("`muser models` lists what is here, `muser pull` brings more")
+fn store() -> anyhow::Result<ModelStore> {
+    Ok(ModelStore::open(env_vars::muser_home().as_deref())?)
 }
 
-fn pulled_default() -> Option<PathBuf> {
-    None
+fn pulled(name: &str) -> anyhow::Result<ModelSource> {
+    let path = store()?
+        .find(name)
+        .hint("give the path of a GGUF file or the name of a pulled model; `muser pull` brings more")?;
+    Ok(ModelSource::File(path))
+}
+
+/// Nothing pulled and no home at all come to the same.
+fn pulled_default() -> anyhow::Result<Option<PathBuf>> {
+    match env_vars::muser_home() {
+        Some(_) => Ok(store()?.default_model()?),
+        None => Ok(None),
+    }
 }
 
 #[cfg(feature = "bundled-model")]

@@ -7,16 +7,24 @@ use std::io::Write as _;
 use muser_model::Model;
 
 use crate::cli::InspectArgs;
-use crate::inspect::{Report, TensorLine};
+use crate::inspect::{self, Report, TensorLine};
 use crate::model_file::ModelSource;
-use crate::output::{Console, sanitize};
+use crate::output::{Console, Progress, sanitize};
 
 /// Runs the command.
 pub fn run(args: InspectArgs, console: &Console) -> anyhow::Result<()> {
     let source = ModelSource::choose(Some(&args.model), console)?;
     let file = source.open()?;
     let model = Model::from_gguf(std::sync::Arc::clone(&file));
-    let mut report = Report::new(&file, &model);
+    let mut report = Report::new(source.label(), &file, &model);
+    if args.verify {
+        let progress = Progress::bytes(console, "reading", report.file_bytes);
+        let hashes = inspect::hash(&file, source != ModelSource::Bundled, &mut |done| progress.set(done));
+        progress.finish();
+        let hashes = hashes?;
+        report.identity = inspect::identify(&file, Some(&hashes));
+        report.sha256 = hashes.iter().map(ToString::to_string).collect();
+    }
     if args.tensors {
         report.tensor_list = Some(Report::list_tensors(&file));
     }
@@ -25,14 +33,13 @@ pub fn run(args: InspectArgs, console: &Console) -> anyhow::Result<()> {
         serde_json::to_writer_pretty(&mut out, &report)?;
         writeln!(out)?;
     } else {
-        print(&report, console, &mut out)?;
+        print(&report, &mut out)?;
     }
     Ok(())
 }
 
-fn print(report: &Report, console: &Console, out: &mut impl std::io::Write) -> std::io::Result<()> {
+fn print(report: &Report, out: &mut impl std::io::Write) -> std::io::Result<()> {
     let mut line = |label: &str, value: String| writeln!(out, "{label:<14}{}", sanitize(&value));
-    let _ = console;
     line("file", report.path.clone())?;
     if report.files > 1 {
         line("", format!("a set of {} files", report.files))?;

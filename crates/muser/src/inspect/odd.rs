@@ -8,8 +8,8 @@ pub fn findings(file: &GgufFile, geometry: Option<&Geometry>, model: Option<&Mod
     let mut odd = Vec::new();
     unknown_types(file, &mut odd);
     unused_tensors(file, geometry, &mut odd);
-    metadata(file, &mut odd);
     if let Some(geometry) = geometry {
+        metadata(file, &mut odd);
         geometry_remarks(geometry, &mut odd);
     }
     if let Some(model) = model {

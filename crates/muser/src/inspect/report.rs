@@ -6,7 +6,7 @@ use muser_gguf::{GgmlType, GgufFile};
 use muser_model::{Geometry, Model};
 use serde::Serialize;
 
-use super::odd;
+use super::{identify, odd};
 
 /// All that `muser inspect` says.
 #[derive(Debug, Serialize)]
@@ -115,14 +115,14 @@ pub struct TensorLine {
 }
 
 impl Report {
-    /// Collects everything but hashes and identity. `model` is what became of binding the weights.
-    pub fn new(file: &GgufFile, model: &Result<Model, muser_model::ModelError>) -> Self {
+    /// Collects everything but hashes and the tensor table. `model` is what became of binding the weights.
+    pub fn new(label: String, file: &GgufFile, model: &Result<Model, muser_model::ModelError>) -> Self {
         let text = |key: &str| file.get(key).and_then(muser_gguf::Value::as_str).map(str::to_owned);
         let model = model.as_ref();
         let geometry = model.as_ref().ok().map(|model| model.geometry.clone());
         let geometry = geometry.or_else(|| Geometry::from_gguf(file).ok());
         Self {
-            path: file.path().display().to_string(),
+            path: label,
             files: file.shard_count(),
             file_bytes: (0..file.shard_count()).map(|shard| file.shard_bytes(shard).len() as u64).sum(),
             gguf_version: file.version(),
@@ -137,7 +137,7 @@ impl Report {
             geometry: geometry.as_ref().map(|geometry| GeometryReport::new(geometry, model.ok())),
             tokenizer: TokenizerReport::new(file),
             cannot_run: model.err().map(ToString::to_string),
-            identity: String::new(),
+            identity: identify(file, None),
             sha256: Vec::new(),
             odd: odd::findings(file, geometry.as_ref(), model.ok()),
             tensor_list: None,
