@@ -1,10 +1,11 @@
 //! One answer: the engine's events, decoded and collected, with figures about how long it took.
 
 use std::io;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use muser_engine::{Event, FinishReason, Finished, Request, SamplingParams};
-use muser_text::{Detokenizer, Markers};
+use muser_engine::{Event, FinishReason, Finished, Request, SamplingParams, StopWatch};
+use muser_text::{OutputDecoder, OutputEvent, OutputOptions, StopMatcher};
 use serde::Serialize;
 
 use super::{Prompt, Session};
@@ -44,6 +45,9 @@ pub struct Answer {
     pub seed: u64,
     /// How long it took.
     pub timings: Timings,
+    /// Name of the call that is being written.
+    #[serde(skip)]
+    call_name: String,
 }
 
 /// Milliseconds and rates of one answer.
@@ -97,45 +101,50 @@ impl Session {
         interrupt: &Interrupt,
         sink: &mut dyn Sink,
     ) -> anyhow::Result<Answer> {
+        let output = OutputOptions { stop: sampling.stop.clone(), ..prompt.output_options()? };
+        let mut decoder = OutputDecoder::new(Arc::clone(&self.tokenizer), &output)?;
         let mut request = Request::new(prompt.encode(self)?, self.tokenizer.stop_ids().to_vec());
         request.max_tokens = sampling.max_tokens;
         request.seed = sampling.seed;
         request.sampling = sampling_params(sampling);
+        let matcher = StopMatcher::new(Arc::clone(&self.tokenizer), &output)?;
+        request.stop_watch = Some(Box::new(move |_| Box::new(Watch(matcher.clone()))));
         let submitted = Instant::now();
         let mut submission = self.engine.submit(request)?;
-        let mut decoder = Detokenizer::new(std::sync::Arc::clone(&self.tokenizer), Markers::Hide);
         let mut answer = Answer::empty(submission.seed(), self.load_time);
         let mut first_token = None;
         loop {
-            let event = match submission.recv_timeout(POLL) {
-                Ok(event) => event,
-                Err(_) if interrupt.pressed() => {
-                    submission.cancel();
-                    continue;
-                }
-                Err(_) => continue,
-            };
+            if interrupt.pressed() {
+                submission.cancel();
+            }
+            let Ok(event) = submission.recv_timeout(POLL) else { continue };
             match event {
                 Some(Event::Token(token)) => {
                     first_token.get_or_insert_with(|| submitted.elapsed());
                     answer.token_ids.push(token.id);
-                    let text = decoder.push(token.id);
-                    sink.answer(&text)?;
-                    answer.text += &text;
-                    if interrupt.pressed() {
-                        submission.cancel();
-                    }
+                    answer.take(decoder.push(token.id), sink)?;
                 }
-                Some(Event::Finished(finished)) => answer.finish(&finished, first_token),
+                Some(Event::Finished(finished)) => {
+                    if let FinishReason::Stop(id) = finished.reason {
+                        answer.take(decoder.push(id), sink)?;
+                    }
+                    answer.take(decoder.finish(), sink)?;
+                    answer.finish(&finished, first_token);
+                }
                 Some(Event::Failed(error)) => return Err(error.into()),
                 Some(_) => {}
-                None => break,
+                None => return Ok(answer),
             }
         }
-        let text = decoder.finish();
-        sink.answer(&text)?;
-        answer.text += &text;
-        Ok(answer)
+    }
+}
+
+/// Ends the request where the output ends, so that no token is computed in vain.
+struct Watch(StopMatcher);
+
+impl StopWatch for Watch {
+    fn push(&mut self, token: u32) -> bool {
+        self.0.push(token)
     }
 }
 
@@ -167,7 +176,33 @@ impl Answer {
             finish_reason: "interrupted",
             seed,
             timings: Timings { load_ms: milliseconds(load_time), ..Timings::default() },
+            call_name: String::new(),
         }
+    }
+
+    fn take(&mut self, events: Vec<OutputEvent>, sink: &mut dyn Sink) -> io::Result<()> {
+        for event in events {
+            match event {
+                OutputEvent::Reasoning(text) => {
+                    sink.reasoning(&text)?;
+                    self.reasoning += &text;
+                }
+                OutputEvent::Content(text) => {
+                    sink.answer(&text)?;
+                    self.text += &text;
+                }
+                OutputEvent::ToolCallStart { name, .. } => self.call_name = name,
+                OutputEvent::ToolCallArguments { .. } => {}
+                OutputEvent::ToolCallEnd { arguments, .. } => {
+                    let arguments =
+                        serde_json::from_str(&arguments).unwrap_or(serde_json::Value::String(arguments));
+                    let call = ToolCall { name: std::mem::take(&mut self.call_name), arguments };
+                    sink.tool_call(&call)?;
+                    self.tool_calls.push(call);
+                }
+            }
+        }
+        Ok(())
     }
 
     fn finish(&mut self, finished: &Finished, first_token: Option<Duration>) {
@@ -175,6 +210,7 @@ impl Answer {
         self.prompt_tokens = usage.prompt_tokens;
         self.cached_tokens = usage.cached_tokens;
         self.finish_reason = match finished.reason {
+            FinishReason::Stop(_) | FinishReason::StopWatch if !self.tool_calls.is_empty() => "tool_calls",
             FinishReason::Stop(_) | FinishReason::StopWatch => "stop",
             FinishReason::Length => "length",
             FinishReason::Context => "context",

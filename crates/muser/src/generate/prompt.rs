@@ -1,7 +1,9 @@
 //! What the user wants said, and how it becomes token ids.
 
 use anyhow::Context as _;
-use muser_text::{ChatInput, Specials, Tokenizer, normalise_messages, normalise_tools};
+use muser_text::{
+    ChatInput, Markers, OutputMode, OutputOptions, Specials, Tokenizer, normalise_messages, normalise_tools,
+};
 use serde_json::{Value, json};
 
 use super::Session;
@@ -52,9 +54,14 @@ impl Prompt {
         }
     }
 
-    /// Does the prompt end inside the answer channel, so that the first token is already answer?
-    pub fn answers_directly(&self) -> bool {
-        matches!(self, Self::Chat(ChatPrompt { reasoning: Some(ReasoningChoice::None), .. }))
+    /// How the answer is to be read.
+    pub fn output_options(&self) -> anyhow::Result<OutputOptions> {
+        let Self::Chat(chat) = self else {
+            return Ok(OutputOptions { mode: OutputMode::Raw(Markers::Show), ..OutputOptions::default() });
+        };
+        let direct = chat.reasoning == Some(ReasoningChoice::None);
+        let mode = if direct { OutputMode::ChatAnswer } else { OutputMode::Chat };
+        Ok(OutputOptions { mode, tools: normalise_tools(&chat.tools)?, stop: Vec::new() })
     }
 }
 
