@@ -19,6 +19,7 @@ mod interrupt;
 mod model_file;
 mod npy;
 mod output;
+mod receipt;
 
 use std::process::ExitCode;
 

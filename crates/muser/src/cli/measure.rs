@@ -1,18 +1,60 @@
 //! Arguments of the commands that measure and reckon: `bench` and `cost`.
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use super::ModelArgs;
 
 /// Arguments of `muser bench`.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct BenchArgs {
+    /// Prompt lengths (tests `ppN`)
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "128,512")]
+    pub prompt: Vec<u32>,
+    /// Tokens generated in each repetition of the other tests; 0 leaves these tests out
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    pub gen_tokens: u32,
+    /// Positions before the generated tokens (tests `tg@D`, and depths of the rows tests)
+    #[arg(long, value_name = "D,D", value_delimiter = ',', default_value = "0")]
+    pub depth: Vec<u32>,
+    /// Sequences that generate together, one row each (tests `rowsN@D`)
+    #[arg(long, value_name = "N,N", value_delimiter = ',')]
+    pub rows: Vec<u32>,
+    /// Rows of one sequence in a step, as drafting verifies them (tests `draftN@D`)
+    #[arg(long, value_name = "N,N", value_delimiter = ',')]
+    pub draft_rows: Vec<u32>,
+    /// Repetitions; the tests take turns in each
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub reps: u32,
+    /// Copy weights into the layout that kernels read fastest
+    #[arg(long, value_name = "WHEN", default_value = "auto")]
+    pub repack: RepackChoice,
+    /// Run another program's benchmark after each repetition and print ratios. It prints JSON of the same shape;
+    /// {model}, {tests} and {threads} in the command are replaced
+    #[arg(long, value_name = "COMMAND")]
+    pub compare: Option<String>,
+    /// Drop the model while the other program runs, where memory does not hold both
+    #[arg(long, requires = "compare")]
+    pub reload: bool,
+    /// Write a receipt of this name into `receipts/` here if that folder exists, else into that of `~/.muser`
+    #[arg(long, value_name = "NAME")]
+    pub receipt: Option<String>,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
     /// Which model.
     #[command(flatten)]
     pub model: ModelArgs,
+}
+
+/// Copying of weights into another layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RepackChoice {
+    /// If the copy fits into free memory
+    Auto,
+    /// Always
+    On,
+    /// Never
+    Off,
 }
 
 /// Arguments of `muser cost`.

@@ -11,7 +11,7 @@ mod tools;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 pub use generation::{BackendChoice, ChatArgs, ModelArgs, ReasoningChoice, RunArgs, SamplingArgs};
-pub use measure::{BenchArgs, CostArgs};
+pub use measure::{BenchArgs, CostArgs, RepackChoice};
 pub use store::{ModelsArgs, PullArgs};
 pub use tools::{
     DetokenizeArgs, DoctorArgs, InspectArgs, KvChoice, LogitsArgs, SynthArgs, SynthPreset, TokenizeArgs,

@@ -35,7 +35,7 @@ pub struct PullArgs {
 }
 
 /// Arguments of `muser models`.
-#[derive(Debug, Args)]
+#[derive(Clone, Copy, Debug, Args)]
 pub struct ModelsArgs {
     /// Hash files that were never checked, or that changed since
     #[arg(long)]

@@ -1,9 +1,226 @@
-//! `muser bench`: measures speed.
+//! `muser bench`: how fast this machine runs this model, and how fast it could.
+//!
+//! Machines drift, so nothing is measured once: the tests take turns in every repetition, the read bandwidth of the
+//! memory is probed before, between and after them by the same program, another program is run in turn with ours, and
+//! every repetition notes what else the machine did. The figure of a test is a median of medians.
 
-use crate::cli::BenchArgs;
-use crate::output::Console;
+mod bandwidth;
+mod compare;
+mod noise;
+mod plan;
+mod report;
+mod stats;
+mod subject;
+
+use std::io::Write as _;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result};
+use muser_backend::{Executor, KvType, ReferenceExecutor};
+use muser_model::Model;
+
+use self::bandwidth::Probe;
+use self::compare::Comparison;
+use self::noise::Counters;
+use self::plan::Test;
+use self::report::{Rep, Report, TestResult};
+use self::stats::{median, round, spread};
+use self::subject::Subject;
+use crate::cli::{BackendChoice, BenchArgs};
+use crate::env_vars;
+use crate::model_file::ModelSource;
+use crate::output::{Console, Progress, usage_error};
+use crate::receipt::{self, ModelFacts};
 
 /// Runs the command.
-pub fn run(_args: BenchArgs, _console: &Console) -> anyhow::Result<()> {
-    anyhow::bail!("`muser bench` is not built yet")
+pub fn run(args: BenchArgs, console: &Console) -> Result<()> {
+    if let Some(name) = &args.receipt {
+        receipt::check_name(name).map_err(usage_error)?;
+    }
+    let source = ModelSource::choose(args.model.model.as_deref(), console)?;
+    let report = measure(&args, &source, console)?;
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        writeln!(out, "{}", serde_json::to_string(&report)?)?;
+    } else {
+        write!(out, "{}", report.table())?;
+    }
+    if let Some(name) = &args.receipt {
+        let path = receipt::write(name, env_vars::muser_home().as_deref(), &report)?;
+        console.note(format!("receipt: {}", path.display()));
+    }
+    Ok(())
 }
+
+fn measure(args: &BenchArgs, source: &ModelSource, console: &Console) -> Result<Report> {
+    let tests = plan::tests(&args.prompt, args.gen_tokens, &args.depth, &args.rows, &args.draft_rows);
+    let date = receipt::utc_now();
+    let load_before = noise::load_average();
+    let (mut subject, model, load_s) = load(args, source, &tests)?;
+    let facts = ModelFacts::of(&model.file, &source.label());
+    let threads = args
+        .model
+        .threads
+        .map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from);
+    let probe = Probe::new(threads);
+
+    let names: Vec<String> = tests.iter().map(Test::to_string).collect();
+    let command = args.compare.as_deref().map(|c| compare::command_line(c, &source.label(), &names, threads));
+    let info = subject.as_ref().context("bug: the model is loaded")?.info().clone();
+    let bar = Progress::steps(console, "bench", u64::from(args.reps) * tests.len() as u64, "measurements");
+    let mut results: Vec<TestResult> =
+        names.iter().map(|test| TestResult { test: test.clone(), ..TestResult::default() }).collect();
+    let mut rounds = Vec::new();
+    let mut probes = Vec::new();
+    for rep in 0..args.reps {
+        if subject.is_none() {
+            subject = load(args, source, &tests)?.0;
+        }
+        let running = subject.as_mut().context("bug: the model is loaded")?;
+        if rep == 0 || args.reload {
+            warm_up(running, &tests)?;
+        }
+        let mut before = probe.bytes_per_s() / 1e9;
+        probes.push(before);
+        for (test, result) in tests.iter().zip(&mut results) {
+            let counters = Counters::now();
+            let times = running.run(*test, test.steps(args.gen_tokens))?;
+            let noise = Counters::now().since(&counters);
+            let after = probe.bytes_per_s() / 1e9;
+            probes.push(after);
+            let ms: Vec<f64> = times.iter().map(|t| t.as_secs_f64() * 1e3).collect();
+            let median_ms = median(&ms).context("bug: a test has steps")?;
+            result.quiet_reps += usize::from(noise.quiet());
+            result.reps.push(Rep {
+                tok_s: round(f64::from(test.tokens_per_step()) * 1e3 / median_ms, 3),
+                median_ms: round(median_ms, 4),
+                best_ms: round(ms.iter().copied().fold(f64::MAX, f64::min), 4),
+                steps: ms.len(),
+                bandwidth: round(f64::midpoint(before, after), 2),
+                others: noise.others.map(|share| round(share, 4)),
+                steal: noise.steal.map(|share| round(share, 4)),
+                load_average: noise::load_average(),
+            });
+            before = after;
+            bar.advance(1);
+        }
+        if let Some(command) = &command {
+            if args.reload {
+                subject = None;
+            }
+            rounds.push(compare::run_once(command)?);
+        }
+    }
+    bar.finish();
+
+    let bytes = weight_bytes(&model);
+    for (test, result) in tests.iter().zip(&mut results) {
+        summarize(*test, result, bytes, &model, args.gen_tokens, info.kv_type);
+    }
+    let compare = command.map(|command| Comparison::new(command, &results, rounds));
+    Ok(Report {
+        engine: concat!("muser ", env!("CARGO_PKG_VERSION")).to_owned(),
+        commit: receipt::COMMIT,
+        device: info.device,
+        backend: info.backend.to_owned(),
+        route: info.route,
+        threads,
+        repack: format!("{:?}", args.repack).to_lowercase(),
+        model: facts,
+        weight_bytes_per_token: bytes,
+        date,
+        load_s: round(load_s, 3),
+        bandwidth: round(median(&probes).unwrap_or(0.0), 2),
+        bandwidth_probes: probes.iter().map(|p| round(*p, 2)).collect(),
+        load_average: (load_before, noise::load_average()),
+        tests: results,
+        compare,
+    })
+}
+
+/// Opens the model, builds the executor and its KV; returns the seconds that took.
+fn load(args: &BenchArgs, source: &ModelSource, tests: &[Test]) -> Result<(Option<Subject>, Model, f64)> {
+    let start = Instant::now();
+    let model = source.load()?;
+    for test in tests {
+        let end = test.end(test.steps(args.gen_tokens)) as usize;
+        if end > model.geometry.context {
+            let context = model.geometry.context;
+            return Err(usage_error(format!(
+                "{test} reaches position {end}, the model's context is {context}"
+            )));
+        }
+    }
+    let executor = executor(args, model.clone())?;
+    let most = executor.info().max_rows as u32;
+    if let Some(test) = tests.iter().find(|t| !matches!(t, Test::Prompt(_)) && t.tokens_per_step() > most) {
+        return Err(usage_error(format!(
+            "{test} has more rows than the {most} that this backend takes in a step"
+        )));
+    }
+    let load_s = start.elapsed().as_secs_f64();
+    let subject = Subject::new(executor, model.geometry.clone(), tests, args.gen_tokens)?;
+    Ok((Some(subject), model, load_s))
+}
+
+fn executor(args: &BenchArgs, model: Model) -> Result<Box<dyn Executor>> {
+    match args.model.backend {
+        BackendChoice::Scalar => Ok(Box::new(ReferenceExecutor::new(model, KvType::F16)?)),
+        BackendChoice::Cpu => crate::executor::build(model, &args.model, None),
+    }
+}
+
+/// Touches every weight and every code path once.
+fn warm_up(subject: &mut Subject, tests: &[Test]) -> Result<()> {
+    let shortest = tests.iter().filter(|t| matches!(t, Test::Prompt(_))).min_by_key(|t| t.tokens_per_step());
+    for test in tests.iter().filter(|t| !matches!(t, Test::Prompt(_))).chain(shortest) {
+        subject.run(*test, 2.min(test.steps(2)))?;
+    }
+    Ok(())
+}
+
+/// Bytes of all weights that one token streams: everything but the embedding table, of which it reads one row.
+fn weight_bytes(model: &Model) -> u64 {
+    let all: u64 = model.file.tensors().iter().map(|t| t.len as u64).sum();
+    let table = model.token_embd.bytes().len() as u64;
+    all - table + model.token_embd.row_bytes() as u64
+}
+
+/// KV bytes that one row at `position` reads.
+fn kv_bytes(model: &Model, position: u64, kv_type: KvType) -> u64 {
+    let g = &model.geometry;
+    let per_position = 2 * g.kv_width() as u64 * kv_type.size() as u64;
+    let seen = |sliding: bool| if sliding { position.min(g.window as u64) } else { position };
+    g.sliding.iter().map(|&sliding| per_position * seen(sliding)).sum()
+}
+
+fn summarize(
+    test: Test,
+    result: &mut TestResult,
+    weights: u64,
+    model: &Model,
+    gen_tokens: u32,
+    kv_type: KvType,
+) {
+    let of = |pick: fn(&Rep) -> f64| result.reps.iter().map(pick).collect::<Vec<_>>();
+    let speeds = of(|rep| rep.tok_s);
+    result.tok_s = round(median(&speeds).unwrap_or(0.0), 3);
+    result.spread = round(spread(&speeds).unwrap_or(0.0), 4);
+    result.median_ms = round(median(&of(|rep| rep.median_ms)).unwrap_or(0.0), 4);
+    if matches!(test, Test::Prompt(_)) || result.median_ms <= 0.0 {
+        return;
+    }
+    // The middle of the timed positions stands for all of them; a draft's rows read one sequence's KV once.
+    let middle = u64::from(test.depth()) + u64::from(gen_tokens) / 2;
+    let bytes = (weights + u64::from(test.sequences()) * kv_bytes(model, middle, kv_type)) as f64;
+    result.gb_s = Some(round(bytes / 1e6 / result.median_ms, 2));
+    let shares: Vec<f64> = result
+        .reps
+        .iter()
+        .map(|rep| bytes / 1e6 / rep.median_ms / rep.bandwidth.max(f64::MIN_POSITIVE))
+        .collect();
+    result.of_bandwidth = median(&shares).map(|share| round(share, 4));
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,154 @@
+//! What a benchmark reports, as JSON and as a table.
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+use super::compare::Comparison;
+use crate::receipt::ModelFacts;
+
+/// The whole report.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// Program and version.
+    pub engine: String,
+    /// Commit that the program was built from.
+    pub commit: &'static str,
+    /// The device in words.
+    pub device: String,
+    /// Backend.
+    pub backend: String,
+    /// Arithmetic, kernel revision and KV type.
+    pub route: String,
+    /// Threads that computed and probed.
+    pub threads: usize,
+    /// Were weights copied into another layout, as asked: `auto`, `on`, `off`.
+    pub repack: String,
+    /// The model.
+    pub model: ModelFacts,
+    /// Weight bytes that one token reads.
+    pub weight_bytes_per_token: u64,
+    /// When it began, UTC.
+    pub date: String,
+    /// Seconds from opening the file to a ready executor.
+    pub load_s: f64,
+    /// Median of the read bandwidth probes, GB/s (1e9).
+    pub bandwidth: f64,
+    /// All probes in order: before the first measurement, between them, after the last.
+    pub bandwidth_probes: Vec<f64>,
+    /// Load average before and after.
+    pub load_average: (Option<f64>, Option<f64>),
+    /// Results.
+    pub tests: Vec<TestResult>,
+    /// Another program in turn.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compare: Option<Comparison>,
+}
+
+/// One test over all repetitions.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct TestResult {
+    /// Name.
+    pub test: String,
+    /// Tokens per second by the median step of the median repetition.
+    pub tok_s: f64,
+    /// Milliseconds of a step (of the whole prompt), median.
+    pub median_ms: f64,
+    /// Width of the repetitions as a share of the median.
+    pub spread: f64,
+    /// Bytes per second that a step reads, GB/s: weights, and KV of every row. Not for prompts, which arithmetic bounds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gb_s: Option<f64>,
+    /// The same as a share of the read bandwidth probed right before and after each repetition, median.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub of_bandwidth: Option<f64>,
+    /// Repetitions during which the machine was quiet.
+    pub quiet_reps: usize,
+    /// All repetitions.
+    pub reps: Vec<Rep>,
+}
+
+/// One repetition of one test.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Rep {
+    /// Tokens per second by the median step.
+    pub tok_s: f64,
+    /// Milliseconds of a step, median.
+    pub median_ms: f64,
+    /// Fastest step, milliseconds.
+    pub best_ms: f64,
+    /// Timed steps.
+    pub steps: usize,
+    /// Mean of the bandwidth probes right before and after, GB/s.
+    pub bandwidth: f64,
+    /// Share of the machine's CPU time that other processes used.
+    pub others: Option<f64>,
+    /// Share that the host took away.
+    pub steal: Option<f64>,
+    /// Load average after it.
+    pub load_average: Option<f64>,
+}
+
+impl Report {
+    /// The table for people.
+    pub fn table(&self) -> String {
+        let mut out = String::new();
+        let mut line = |text: std::fmt::Arguments<'_>| {
+            let _ = writeln!(out, "{text}"); // writing to a string cannot fail
+        };
+        line(format_args!("{}, {}", self.model.file, self.device));
+        line(format_args!(
+            "loaded in {:.2} s; {:.2} GB of weights per token; memory reads at {:.1} GB/s (probes {})",
+            self.load_s,
+            self.weight_bytes_per_token as f64 / 1e9,
+            self.bandwidth,
+            range(&self.bandwidth_probes),
+        ));
+        line(format_args!(
+            "{:<14} {:>10} {:>10} {:>7} {:>8} {:>9}  {}",
+            "test", "tok/s", "ms", "spread", "GB/s", "of memory", "quiet"
+        ));
+        for test in &self.tests {
+            let optional = |value: Option<f64>, digits: usize| match value {
+                Some(value) => format!("{value:.digits$}"),
+                None => "-".to_owned(),
+            };
+            line(format_args!(
+                "{:<14} {:>10.2} {:>10.3} {:>6.1}% {:>8} {:>9}  {}/{}",
+                test.test,
+                test.tok_s,
+                test.median_ms,
+                100.0 * test.spread,
+                optional(test.gb_s, 2),
+                test.of_bandwidth.map_or("-".to_owned(), |share| format!("{:.0}%", 100.0 * share)),
+                test.quiet_reps,
+                test.reps.len(),
+            ));
+        }
+        if let Some(compare) = &self.compare {
+            line(format_args!("\nin turn with: {}", compare.command));
+            line(format_args!(
+                "{:<14} {:>10} {:>10} {:>7}  range of rounds",
+                "test", "ours", "theirs", "ratio"
+            ));
+            for ratio in &compare.ratios {
+                line(format_args!(
+                    "{:<14} {:>10.2} {:>10.2} {:>6.2}x  {:.2} to {:.2}",
+                    ratio.test,
+                    ratio.ours_tok_s,
+                    ratio.theirs_tok_s,
+                    ratio.ratio,
+                    ratio.range.0,
+                    ratio.range.1
+                ));
+            }
+        }
+        out
+    }
+}
+
+fn range(values: &[f64]) -> String {
+    let low = values.iter().copied().fold(f64::MAX, f64::min);
+    let high = values.iter().copied().fold(f64::MIN, f64::max);
+    if values.is_empty() { "none".to_owned() } else { format!("{low:.1} to {high:.1}") }
+}

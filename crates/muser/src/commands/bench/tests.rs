@@ -1,0 +1,120 @@
+use muser_model::synth::{Mix, Preset, SynthOptions};
+use serde_json::Value;
+
+use super::*;
+use crate::cli::ModelArgs;
+
+/// A model file of the tiny synthetic preset and the arguments that name it.
+fn tiny() -> (tempfile::TempDir, ModelSource, BenchArgs) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tiny.gguf");
+    let bytes =
+        muser_model::synth::to_bytes(&SynthOptions::new(Preset::Tiny, Mix::from_name("q4_k_m").unwrap()))
+            .unwrap();
+    std::fs::write(&path, bytes).unwrap();
+    let args = BenchArgs {
+        prompt: vec![20],
+        gen_tokens: 3,
+        depth: vec![0, 300],
+        rows: vec![2],
+        draft_rows: vec![4],
+        reps: 2,
+        repack: crate::cli::RepackChoice::Auto,
+        compare: None,
+        reload: false,
+        receipt: None,
+        json: true,
+        model: ModelArgs { model: None, backend: BackendChoice::Scalar, threads: Some(1), ctx: None },
+    };
+    (folder, ModelSource::File(path), args)
+}
+
+fn console() -> Console {
+    use clap::Parser as _;
+    Console::from_environment(&crate::cli::Cli::parse_from(["muser", "-q", "models"]).global)
+}
+
+#[test]
+fn lists_become_tests_without_repetitions() {
+    let names = |tests: Vec<Test>| tests.iter().map(Test::to_string).collect::<Vec<_>>();
+    assert_eq!(
+        names(plan::tests(&[512, 512, 0], 1, &[0, 9], &[8], &[4])),
+        ["pp512", "tg@0", "rows8@0", "draft4@0", "tg@9", "rows8@9", "draft4@9"]
+    );
+    assert_eq!(names(plan::tests(&[7], 0, &[0], &[8], &[])), ["pp7"]);
+}
+
+#[test]
+fn every_kind_of_test_is_measured_in_turn_with_another_program() {
+    let (folder, source, mut args) = tiny();
+    let log = folder.path().join("calls");
+    // The other program notes its arguments, so that the test sees when it ran and what it was asked.
+    let script = format!(
+        "echo '{{tests}}' >> {}; echo '{{\"tests\": [{{\"test\": \"tg@0\", \"tok_s\": 1e-3}}]}}'",
+        log.display()
+    );
+    args.compare = Some(script);
+    args.reload = true;
+    let report = measure(&args, &source, &console()).unwrap();
+    let names: Vec<_> = report.tests.iter().map(|t| t.test.as_str()).collect();
+    assert_eq!(names, ["pp20", "tg@0", "rows2@0", "draft4@0", "tg@300", "rows2@300", "draft4@300"]);
+    let calls = std::fs::read_to_string(log).unwrap();
+    assert_eq!(calls.lines().collect::<Vec<_>>(), [names.join(",").as_str(); 2]);
+
+    // One probe before each round and one after each measurement.
+    assert_eq!(report.bandwidth_probes.len(), 2 * (1 + names.len()));
+    for test in &report.tests {
+        assert_eq!(test.reps.len(), 2);
+        assert!(test.tok_s > 0.0 && test.reps.iter().all(|rep| rep.best_ms <= rep.median_ms));
+        assert_eq!(test.gb_s.is_none(), test.test == "pp20");
+        let steps = if test.test == "pp20" { 1 } else { 3 };
+        assert!(test.reps.iter().all(|rep| rep.steps == steps));
+    }
+    let compare = report.compare.as_ref().unwrap();
+    assert_eq!(compare.ratios.len(), 1);
+    assert!(compare.ratios[0].ratio > 1.0 && compare.rounds.len() == 2);
+    let table = report.table();
+    assert!(table.contains("draft4@300") && table.contains("in turn with"), "{table}");
+
+    let json: Value = serde_json::to_value(&report).unwrap();
+    for key in ["device", "bandwidth", "commit", "model"] {
+        assert!(!json[key].is_null(), "{key}");
+    }
+    assert_eq!(json["tests"][1]["test"], "tg@0");
+    assert!(json["tests"][1]["tok_s"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
+fn a_receipt_carries_the_report_and_is_never_overwritten() {
+    let (folder, source, mut args) = tiny();
+    (args.depth, args.rows, args.draft_rows, args.reps) = (vec![0], vec![], vec![], 1);
+    let report = measure(&args, &source, &console()).unwrap();
+    let path = receipt::write("unit-test-of-receipts", Some(folder.path()), &report).unwrap();
+    assert!(path.starts_with(folder.path()), "{}", path.display());
+    let read: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    assert_eq!(read["report"]["tests"][0]["test"], "pp20");
+    assert_eq!(read["report"]["model"]["file"], "tiny.gguf");
+    assert!(read["withdrawn"].is_null());
+    assert!(receipt::write("unit-test-of-receipts", Some(folder.path()), &report).is_err());
+}
+
+#[test]
+fn depths_beyond_the_context_are_the_users_mistake() {
+    let (_folder, source, mut args) = tiny();
+    args.depth = vec![4_000_000_000];
+    let message = measure(&args, &source, &console()).unwrap_err().to_string();
+    assert!(message.contains("the model's context is"), "{message}");
+}
+
+#[test]
+fn bytes_per_token_leave_the_embedding_table_out() {
+    let (_folder, source, _) = tiny();
+    let model = source.load().unwrap();
+    let all: u64 = model.file.tensors().iter().map(|t| t.len as u64).sum();
+    let streamed = weight_bytes(&model);
+    assert_eq!(all - streamed, (model.token_embd.rows - 1) as u64 * model.token_embd.row_bytes() as u64);
+    let g = &model.geometry;
+    let far = kv_bytes(&model, 1 << 16, KvType::F16) - kv_bytes(&model, (1 << 16) - 1, KvType::F16);
+    let full_layers = g.sliding.iter().filter(|s| !**s).count();
+    assert_eq!(far, (full_layers * 2 * g.kv_width() * 2) as u64);
+}
