@@ -34,8 +34,11 @@ pub(crate) fn map_file(path: &Path) -> Result<Mmap, GgufError> {
 /// A page-aligned copy of `bytes`, so that files in memory look like mapped ones to the kernels.
 pub(crate) fn map_copy(bytes: &[u8]) -> Result<Mmap, GgufError> {
     let io = |source| GgufError::Io { path: IN_MEMORY.to_owned(), source };
-    let mut map = MmapMut::map_anon(bytes.len().max(1)).map_err(io)?;
-    map[..bytes.len()].copy_from_slice(bytes);
+    if bytes.is_empty() {
+        return Err(GgufError::Invalid { path: IN_MEMORY.to_owned(), what: "the file is empty".to_owned() });
+    }
+    let mut map = MmapMut::map_anon(bytes.len()).map_err(io)?;
+    map.copy_from_slice(bytes);
     map.make_read_only().map_err(io)
 }
 

@@ -74,7 +74,7 @@ impl Header {
         for number in 0..entry_count {
             let entry = read_entry(&mut cursor).map_err(|fault| format!("metadata key {number}: {fault}"))?;
             if header.index.insert(entry.key.clone(), header.entries.len()).is_some() {
-                return Err(format!("metadata key {} appears twice", entry.key));
+                return Err(format!("metadata key {} appears twice", shorten(&entry.key)));
             }
             header.entries.push(entry);
         }
@@ -220,6 +220,7 @@ fn read_entry(cursor: &mut Cursor<'_>) -> Result<Entry, Fault> {
     if key.is_empty() || key.len() > MAX_KEY_BYTES {
         return Err(format!("expected a name of 1 to {MAX_KEY_BYTES} bytes, found {}", key.len()));
     }
+    check_printable(key)?;
     let within = |fault| format!("{}: {fault}", shorten(key));
     let id = cursor.u32("its type").map_err(within)?;
     let ty =
@@ -235,6 +236,7 @@ fn read_tensor(cursor: &mut Cursor<'_>) -> Result<(RawTensor, u64), Fault> {
     if name.is_empty() || name.len() > MAX_NAME_BYTES {
         return Err(format!("expected a name of 1 to {MAX_NAME_BYTES} bytes, found {}", name.len()));
     }
+    check_printable(name)?;
     let within = |fault| format!("{name}: {fault}");
     let dim_count = cursor.u32("its dimension count").map_err(within)?;
     if dim_count == 0 || dim_count > MAX_DIMS {
@@ -274,6 +276,14 @@ pub(crate) fn tensor_bytes(dims: &[u64], ty: GgmlType) -> Result<usize, Fault> {
         // Sizes beyond this would overflow signed offsets elsewhere; no file is as long.
         .filter(|bytes| isize::try_from(*bytes).is_ok())
         .ok_or_else(|| format!("its dimensions {dims:?} of type {} overflow the size of a file", ty.name()))
+}
+
+/// Names end up on terminals and in logs.
+fn check_printable(name: &str) -> Result<(), Fault> {
+    if name.chars().any(char::is_control) {
+        return Err(format!("expected a name without control characters, found {:?}", shorten(name)));
+    }
+    Ok(())
 }
 
 /// A name for a message, cut to a line.
