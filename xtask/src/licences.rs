@@ -32,7 +32,8 @@ pub(crate) fn check(root: &Path) -> Result<()> {
 
 /// The quoted strings of the `allow` array.
 fn allow_list(deny: &str) -> Vec<&str> {
-    let list = deny.split_once("allow = [").map_or("", |(_, rest)| rest.split_once(']').map_or(rest, |(l, _)| l));
+    let list =
+        deny.split_once("allow = [").map_or("", |(_, rest)| rest.split_once(']').map_or(rest, |(l, _)| l));
     list.split('"').skip(1).step_by(2).collect()
 }
 

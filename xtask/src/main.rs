@@ -2,6 +2,7 @@
 
 #![expect(clippy::print_stdout, reason = "a command-line tool")]
 
+mod bench_report;
 mod licences;
 mod tidy;
 
@@ -18,6 +19,9 @@ const STEPS: &[Step] = &[
     ("fmt", "formatting is rustfmt's", || cargo(&["fmt", "--all", "--check"])),
     ("tidy", "size of the tree, forbidden words, file lengths", || tidy::check(&root())),
     ("licences", "every dependency has a licence of deny.toml", || licences::check(&root())),
+    ("receipts", "the benchmark page is current, every quoted figure has a receipt", || {
+        bench_report::check(&root())
+    }),
     ("clippy", "no warnings in any target", || {
         cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--quiet", "--", "-D", "warnings"])
     }),
@@ -28,9 +32,18 @@ const STEPS: &[Step] = &[
 
 fn main() -> ExitCode {
     let name = std::env::args().nth(1).unwrap_or_default();
+    if name == "bench-report" {
+        return match bench_report::write(&root()) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(e) => {
+                println!("bench-report: {e:#}");
+                ExitCode::FAILURE
+            }
+        };
+    }
     let steps: Vec<&Step> = STEPS.iter().filter(|s| name == "ci" || s.0 == name).collect();
     if steps.is_empty() {
-        println!("usage: cargo xtask ci | STEP\n");
+        println!("usage: cargo xtask ci | STEP | bench-report (writes docs/benchmarks.md from receipts/)\n");
         STEPS.iter().for_each(|(name, what, _)| println!("  {name:10} {what}"));
         return ExitCode::from(2);
     }
@@ -76,7 +89,16 @@ fn has_nextest() -> bool {
 /// Tests through nextest where it is installed (faster, one process each), else through cargo's own runner.
 fn test() -> Result<()> {
     if has_nextest() {
-        cargo(&["nextest", "run", "--workspace", "--locked", "--status-level", "slow", "--final-status-level", "slow"])
+        cargo(&[
+            "nextest",
+            "run",
+            "--workspace",
+            "--locked",
+            "--status-level",
+            "slow",
+            "--final-status-level",
+            "slow",
+        ])
     } else {
         cargo(&["test", "--workspace", "--locked", "--quiet", "--lib", "--bins", "--tests"])
     }

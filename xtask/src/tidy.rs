@@ -9,10 +9,15 @@ const MAX_TREE_BYTES: u64 = 40_000_000;
 const MAX_LINES: usize = 800;
 
 /// Words that name a machine or a place outside the clone. Split, so that this file does not contain them.
-const FORBIDDEN: &[&str] = &[concat!("/wo", "rk/"), concat!("../sha", "red"), concat!("/ro", "ot/"), concat!("todo", "!(")];
+const FORBIDDEN: &[&str] =
+    &[concat!("/wo", "rk/"), concat!("../sha", "red"), concat!("/ro", "ot/"), concat!("todo", "!(")];
 
 pub(crate) fn check(root: &Path) -> Result<()> {
-    let out = Command::new("git").args(["ls-files", "-z"]).current_dir(root).output().context("cannot start git")?;
+    let out = Command::new("git")
+        .args(["ls-files", "-z"])
+        .current_dir(root)
+        .output()
+        .context("cannot start git")?;
     if !out.status.success() {
         bail!("git ls-files: {}", String::from_utf8_lossy(&out.stderr));
     }
@@ -33,7 +38,10 @@ pub(crate) fn check(root: &Path) -> Result<()> {
         if source && lines > MAX_LINES && !text.contains("@generated") {
             faults.push(format!("{name}: {lines} lines, at most {MAX_LINES}: split it by subject"));
         }
-        if name.ends_with(".rs") && !text.starts_with("//!") && !text.contains("@generated") {
+        if path.extension().is_some_and(|x| x == "rs")
+            && !text.starts_with("//!")
+            && !text.contains("@generated")
+        {
             faults.push(format!("{name}: does not open with a //! comment"));
         }
     }
