@@ -45,8 +45,10 @@ const POST_NORM_EPS: f32 = 1e-8;
 
 /// Most layers of a file: twenty times the released model, and far below what would cost memory.
 const MAX_LAYERS: u64 = 1024;
-/// Most values of any one width, heads or positions; keeps every product of two widths far from overflow.
-const MAX_WIDTH: u64 = 1 << 24;
+/// Most query heads.
+const MAX_HEADS: u64 = 65_536;
+/// Most values of any one width, tokens or positions; keeps every product of two widths far from overflow.
+pub(crate) const MAX_WIDTH: u64 = 1 << 24;
 
 impl Geometry {
     /// Reads and checks the figures of a muse-glimmer file.
@@ -54,22 +56,13 @@ impl Geometry {
         let keys = Keys { file, prefix: ARCHITECTURE };
         keys.check_architecture()?;
         let layers = keys.size("block_count", MAX_LAYERS)?;
-        let heads = keys.size("attention.head_count", MAX_WIDTH)?;
-        let kv_heads = keys.size("attention.head_count_kv", heads as u64)?;
-        if heads % kv_heads != 0 {
-            return Err(keys.wrong(
-                "attention.head_count_kv",
-                format!("a divisor of the {heads} query heads"),
-                kv_heads,
-            ));
-        }
-        let head_dim = keys.head_dim()?;
+        let (heads, kv_heads) = keys.heads()?;
         let geometry = Geometry {
             hidden: keys.size("embedding_length", MAX_WIDTH)?,
             ffn: keys.size("feed_forward_length", MAX_WIDTH)?,
             heads,
             kv_heads,
-            head_dim,
+            head_dim: keys.head_dim()?,
             vocab: keys.vocab()?,
             context: keys.size("context_length", MAX_WIDTH)?,
             window: keys.window()?,
@@ -188,6 +181,20 @@ impl Keys<'_> {
             return Err(self.wrong(name, "a finite number above zero", found));
         }
         Ok(found)
+    }
+
+    /// Query heads, and key and value heads.
+    pub(crate) fn heads(&self) -> Result<(usize, usize), ModelError> {
+        let heads = self.size("attention.head_count", MAX_HEADS)?;
+        let kv_heads = self.size("attention.head_count_kv", heads as u64)?;
+        if !heads.is_multiple_of(kv_heads) {
+            return Err(self.wrong(
+                "attention.head_count_kv",
+                format!("a divisor of the {heads} query heads"),
+                kv_heads,
+            ));
+        }
+        Ok((heads, kv_heads))
     }
 
     /// Width of a head: keys, values and rotated dimensions must be the same.

@@ -2,11 +2,15 @@
 //!
 //! Nothing here computes with weights. A figure that does not fit names its key, what was expected and what was found.
 
+pub mod cost;
+mod dflash;
 mod error;
 mod geometry;
+pub mod known;
 pub mod synth;
 mod weights;
 
+pub use dflash::{DFLASH_ARCHITECTURE, DflashConfig, Draft, DraftLayer};
 pub use error::ModelError;
 pub use geometry::{ARCHITECTURE, Geometry};
 pub use weights::{LayerWeights, Matrix, Model};
