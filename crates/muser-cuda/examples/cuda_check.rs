@@ -1,0 +1,297 @@
+//! Checks and measurements on a card, as one JSON object on standard output.
+//!
+//! ```text
+//! cuda_check probe
+//! cuda_check selftest
+//! cuda_check exact MODEL [SEEDS]        row invariance, import, random schedules (E1, E2, E3)
+//! cuda_check agree MODEL [POSITIONS]    logits against the scalar reference executor
+//! cuda_check synth FILE                 full-size synthetic Q4_K_M file
+//! cuda_check speed MODEL                decode and prefill, against a plain read of device memory
+//! ```
+#![expect(clippy::print_stdout, reason = "the result is printed")]
+
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use muser_backend::conformance::{Random, agreement, import_continues, row_invariance};
+use muser_backend::{
+    ExecError, Executor, ExecutorInfo, KvCapacity, KvType, ReferenceExecutor, Row, RowInput, RowWants,
+    StepBatch, StepOutput,
+};
+use muser_cuda::{CudaExecutor, CudaOptions, device, selftest};
+use muser_gguf::GgmlType;
+use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
+use muser_model::synth::{self, Mix, Preset, SynthOptions};
+use muser_model::{Geometry, Model};
+use serde_json::{Value, json};
+
+type Outcome = Result<Value, Box<dyn std::error::Error>>;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let arg = |i: usize| args.get(i).map(String::as_str);
+    let number = |i: usize, otherwise: usize| arg(i).map_or(Ok(otherwise), str::parse::<usize>);
+    let result = match (arg(0), arg(1)) {
+        (Some("probe"), _) => probe()?,
+        (Some("selftest"), _) => json!({ "values_compared": selftest::run(0)?.compared, "differing": 0 }),
+        (Some("exact"), Some(model)) => exact(&Model::load(model)?, number(2, 2)?)?,
+        (Some("agree"), Some(model)) => agree(&Model::load(model)?, number(2, 200)?)?,
+        (Some("synth"), Some(file)) => make(file)?,
+        (Some("speed"), Some(model)) => speed(&Model::load(model)?)?,
+        _ => {
+            return Err(
+                "usage: probe | selftest | exact MODEL | agree MODEL | synth FILE | speed MODEL".into()
+            );
+        }
+    };
+    println!("{}", serde_json::to_string_pretty(&json!({ "command": args.join(" "), "result": result }))?);
+    Ok(())
+}
+
+fn probe() -> Outcome {
+    let d = device::probe(0)?;
+    Ok(json!({
+        "device": d.name, "arch": d.arch, "multiprocessors": d.multiprocessors, "driver": d.driver,
+        "memory_bytes": d.total_bytes, "compiler": format!("{:?}", d.compiler),
+    }))
+}
+
+/// One executor behind many handles: loading a full-size model for each sequence would take minutes.
+struct Shared(Arc<Mutex<CudaExecutor>>, ExecutorInfo);
+
+impl Executor for Shared {
+    fn info(&self) -> &ExecutorInfo {
+        &self.1
+    }
+    fn allocate_kv(&mut self, capacity: KvCapacity) -> Result<(), ExecError> {
+        self.0.lock().expect("not poisoned").allocate_kv(capacity)
+    }
+    fn set_feature_layers(&mut self, layers: &[usize]) -> Result<(), ExecError> {
+        self.0.lock().expect("not poisoned").set_feature_layers(layers)
+    }
+    fn step(&mut self, batch: &StepBatch, out: &mut StepOutput) -> Result<(), ExecError> {
+        self.0.lock().expect("not poisoned").step(batch, out)
+    }
+    fn export_block(&self, group: KvGroup, block: BlockId, dst: &mut [u8]) -> Result<(), ExecError> {
+        self.0.lock().expect("not poisoned").export_block(group, block, dst)
+    }
+    fn import_block(&mut self, group: KvGroup, block: BlockId, src: &[u8]) -> Result<(), ExecError> {
+        self.0.lock().expect("not poisoned").import_block(group, block, src)
+    }
+}
+
+/// Random schedules; a differing bit panics with its place. Twice: with graphs and without.
+fn exact(model: &Model, seeds: usize) -> Outcome {
+    let g = &model.geometry;
+    for graphs in [true, false] {
+        let executor =
+            CudaExecutor::new(model, CudaOptions { max_rows: 512, graphs, ..CudaOptions::default() })?;
+        let info = executor.info().clone();
+        let shared = Arc::new(Mutex::new(executor));
+        let handle = || Box::new(Shared(shared.clone(), info.clone())) as Box<dyn Executor>;
+        for seed in 0..seeds as u64 {
+            row_invariance(handle, g, seed, 4, 700);
+        }
+    }
+    // Two executors at once: the import goes from one to the other.
+    if model.output.bytes().len() < 1 << 28 {
+        let fresh = || {
+            let options = CudaOptions { max_rows: 512, ..CudaOptions::default() };
+            Box::new(CudaExecutor::new(model, options).expect("loads")) as Box<dyn Executor>
+        };
+        import_continues(fresh, g, 3, 700, 40);
+        import_continues(fresh, g, 4, 256, 3);
+    }
+    Ok(json!({ "seeds": seeds, "sequences": 4, "differing": 0 }))
+}
+
+fn agree(model: &Model, positions: usize) -> Outcome {
+    let g = &model.geometry;
+    let mut random = Random::new(11);
+    let ids: Vec<u32> = (0..positions).map(|_| random.below(g.vocab) as u32).collect();
+    let mut cuda = CudaExecutor::new(model, CudaOptions { max_rows: 512, ..CudaOptions::default() })?;
+    let mut reference = ReferenceExecutor::new(model.clone(), KvType::F32)?;
+    cuda.set_feature_layers(&[0, g.layers() / 2, g.layers() - 1])?;
+    reference.set_feature_layers(&[0, g.layers() / 2, g.layers() - 1])?;
+    let (ours, theirs) = (logits(&mut cuda, g, &ids)?, logits(&mut reference, g, &ids)?);
+    let a = agreement(&theirs.logits, &ours.logits, g.vocab);
+    Ok(json!({
+        "positions": positions, "max_logit_error_over_range": a.max_error, "mean_kl_nats": a.mean_kl,
+        "same_argmax": a.same_argmax, "features_relative_error": relative(&theirs.features, &ours.features),
+        "hidden_relative_error": relative(&theirs.hidden, &ours.hidden),
+    }))
+}
+
+fn relative(expected: &[f32], found: &[f32]) -> f64 {
+    assert_eq!(expected.len(), found.len());
+    let sum = |f: &dyn Fn(usize) -> f64| (0..expected.len()).map(f).sum::<f64>();
+    let difference = sum(&|i| f64::from(expected[i] - found[i]).powi(2));
+    (difference / sum(&|i| f64::from(expected[i]).powi(2))).sqrt()
+}
+
+fn logits(executor: &mut dyn Executor, g: &Geometry, ids: &[u32]) -> Result<StepOutput, ExecError> {
+    let blocks = ids.len().div_ceil(BLOCK_LEN) as u32;
+    executor.allocate_kv(KvCapacity { full: blocks, sliding: blocks })?;
+    let table: Vec<BlockId> = (0..blocks).map(BlockId).collect();
+    let (mut batch, mut out, mut all) = (StepBatch::default(), StepOutput::default(), StepOutput::default());
+    for (i, chunk) in ids.chunks(100).enumerate() {
+        batch.clear();
+        let first = g.first_visible(i * 100) / BLOCK_LEN;
+        batch.push_seq((i * 100) as u32, &table, first as u32, &table[first..]);
+        for &id in chunk {
+            let wants = RowWants { logits: true, features: true, hidden: true };
+            batch.push_row(Row { input: RowInput::Token(id), wants });
+        }
+        executor.step(&batch, &mut out)?;
+        all.logits.extend(&out.logits);
+        all.features.extend(&out.features);
+        all.hidden.extend(&out.hidden);
+    }
+    Ok(all)
+}
+
+fn make(file: &str) -> Outcome {
+    let start = Instant::now();
+    let mut options = SynthOptions::new(Preset::B30, Mix::Medium(GgmlType::Q4_K));
+    options.overrides = vec![("^output.".to_owned(), GgmlType::Q5_K)];
+    let bytes = synth::write(file, &options, &mut |_, _| ())?;
+    Ok(json!({ "bytes": bytes, "seconds": start.elapsed().as_secs_f64() }))
+}
+
+fn speed(model: &Model) -> Outcome {
+    let g = &model.geometry;
+    let start = Instant::now();
+    let mut executor = CudaExecutor::new(model, CudaOptions::default())?;
+    let load_seconds = start.elapsed().as_secs_f64();
+    let weight_bytes = executor.weight_bytes();
+    let read_bytes = weight_bytes.min(8 << 30).max(1 << 28) & !15;
+    let read_rate = read_bytes as f64 / executor.measure_plain_read(read_bytes)?;
+
+    let deepest = if g.context > 100_000 { 131_072 - 64 } else { g.context - 64 };
+    let depths: Vec<usize> = [0, 8192, 32_768, deepest].into_iter().filter(|d| *d <= deepest).collect();
+    let mut decode = Vec::new();
+    for &depth in &depths {
+        for rows in [1usize, 2, 4, 8, 16] {
+            if rows > 1 && depth > 8192 {
+                continue;
+            }
+            let ms = decode_ms(&mut executor, g, depth, rows)?;
+            decode.push(json!({
+                "depth": depth, "sequences": rows, "step_ms": ms, "tokens_per_second": rows as f64 / ms * 1e3,
+                "share_of_read_rate": weight_bytes as f64 / (ms * 1e-3) / read_rate,
+            }));
+        }
+    }
+    let mut prefill = Vec::new();
+    for (depth, count) in [(0usize, 512usize), (0, 2048), (30_720, 2048), (0, 32_768)] {
+        if depth + count <= deepest {
+            let seconds = prefill_seconds(&mut executor, g, depth, count)?;
+            prefill.push(json!({ "depth": depth, "tokens": count, "seconds": seconds,
+                "tokens_per_second": count as f64 / seconds }));
+        }
+    }
+    Ok(json!({
+        "device": executor.info().device, "route": executor.info().route, "load_seconds": load_seconds,
+        "weight_bytes_per_token": weight_bytes, "plain_read_bytes_per_second": read_rate,
+        "decode": decode, "prefill": prefill,
+    }))
+}
+
+/// Blocks for `sequences` sequences of `len` positions, filled with random finite numbers: real caches are not zeros.
+fn fill(
+    executor: &mut CudaExecutor,
+    g: &Geometry,
+    len: usize,
+    sequences: usize,
+) -> Result<Vec<Vec<BlockId>>, ExecError> {
+    let blocks = len.div_ceil(BLOCK_LEN);
+    let (full, sliding) = ((blocks * sequences) as u32, (ring_len(executor, g) * sequences) as u32);
+    executor.allocate_kv(KvCapacity { full, sliding })?;
+    let mut random = Random::new(5);
+    for group in [KvGroup::Full, KvGroup::Sliding] {
+        let bytes = executor.info().block_bytes(group);
+        let halves = (0..bytes / 2).map(|_| {
+            let r = random.next_u64();
+            // sign, exponent 12 to 15, mantissa: magnitudes from 1/8 to 2
+            ((r & 0x83FF) | (12 + (r >> 20) % 4) << 10) as u16
+        });
+        let block: Vec<u8> = halves.flat_map(u16::to_le_bytes).collect();
+        let count = if group == KvGroup::Full { full } else { sliding };
+        for b in 0..count {
+            executor.import_block(group, BlockId(b), &block)?;
+        }
+    }
+    Ok((0..sequences).map(|s| (s * blocks..(s + 1) * blocks).map(|b| BlockId(b as u32)).collect()).collect())
+}
+
+/// Sliding blocks of a sequence: the window and the largest step, each begun and ended inside a block.
+fn ring_len(executor: &CudaExecutor, g: &Geometry) -> usize {
+    (g.window + executor.info().max_rows) / BLOCK_LEN + 2
+}
+
+fn push(
+    batch: &mut StepBatch,
+    g: &Geometry,
+    ring: usize,
+    full: &[BlockId],
+    sequence: usize,
+    pos: usize,
+    ids: &[u32],
+    last: bool,
+) {
+    let first = g.first_visible(pos) / BLOCK_LEN;
+    let end = (pos + ids.len()).div_ceil(BLOCK_LEN);
+    let sliding: Vec<BlockId> =
+        (first..end.max(first + 1)).map(|b| BlockId((sequence * ring + b % ring) as u32)).collect();
+    batch.push_seq(pos as u32, full, first as u32, &sliding);
+    for (i, &id) in ids.iter().enumerate() {
+        let wants = RowWants { logits: !last || i + 1 == ids.len(), ..RowWants::default() };
+        batch.push_row(Row { input: RowInput::Token(id), wants });
+    }
+}
+
+/// Median milliseconds of a decode step, logits on the host included.
+fn decode_ms(executor: &mut CudaExecutor, g: &Geometry, depth: usize, rows: usize) -> Result<f64, ExecError> {
+    let (tables, ring) = (fill(executor, g, depth + 64, rows)?, ring_len(executor, g));
+    let (mut batch, mut out, mut random) = (StepBatch::default(), StepOutput::default(), Random::new(9));
+    let mut times = Vec::new();
+    for step in 0..40 {
+        batch.clear();
+        for (s, full) in tables.iter().enumerate() {
+            push(&mut batch, g, ring, full, s, depth + step, &[random.below(g.vocab) as u32], false);
+        }
+        let start = Instant::now();
+        executor.step(&batch, &mut out)?;
+        times.push(start.elapsed().as_secs_f64() * 1e3);
+    }
+    assert!(out.logits.iter().all(|v| v.is_finite()), "logits are numbers");
+    times.drain(..8);
+    times.sort_by(f64::total_cmp);
+    Ok(times[times.len() / 2])
+}
+
+fn prefill_seconds(
+    executor: &mut CudaExecutor,
+    g: &Geometry,
+    depth: usize,
+    count: usize,
+) -> Result<f64, ExecError> {
+    let (tables, ring) = (fill(executor, g, depth + count, 1)?, ring_len(executor, g));
+    let (mut batch, mut out, mut random) = (StepBatch::default(), StepOutput::default(), Random::new(9));
+    let chunk = executor.info().max_rows;
+    let mut best = f64::MAX;
+    for _ in 0..if count > 4096 { 1 } else { 3 } {
+        let start = Instant::now();
+        let mut done = 0;
+        while done < count {
+            let n = chunk.min(count - done);
+            let ids: Vec<u32> = (0..n).map(|_| random.below(g.vocab) as u32).collect();
+            batch.clear();
+            push(&mut batch, g, ring, &tables[0], 0, depth + done, &ids, true);
+            executor.step(&batch, &mut out)?;
+            done += n;
+        }
+        best = best.min(start.elapsed().as_secs_f64());
+    }
+    Ok(best)
+}

@@ -1,0 +1,206 @@
+// Types, PTX wrappers and the activation format, shared by all kernels.
+//
+// No CUDA header is included: NVRTC alone compiles these files. All f32 arithmetic is explicit (__fmaf_rn, __fmul_rn,
+// __fadd_rn) and the files are compiled with --fmad=false, so that the order and the rounding of every operation is
+// written here and nowhere else.
+#pragma once
+
+using u8 = unsigned char;
+using i8 = signed char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+
+#define DEVICE __device__ __forceinline__
+
+// Quantised activations of up to `ld` rows with k values each.
+//   q    [ld][k]          int8, one scale per 256; in each 64 values permuted by perm64
+//   d    [k / 256][ld]    f32 scale
+//   sums [k / 256][ld]    16 bytes: sums of 32 values as lo + 128 hi: {lo[0..3], hi[0..3], lo[4..7], hi[4..7]}
+//   q32  [ld][k]          int8, one scale per 32, permuted alike
+//   d32  [k / 256][ld][8] f32 scale
+// q or q32 is null when no matrix that reads this buffer wants that format.
+struct Act {
+  i8* q;
+  float* d;
+  u8* sums;
+  i8* q32;
+  float* d32;
+  u32 k;
+  u32 ld;
+};
+
+// Position of value k (0..255) of a super-block: a lane's four B registers of two groups are 16 contiguous bytes.
+DEVICE int perm64(int k) {
+  return (k & ~63) + ((k & 15) >> 2) * 16 + ((k >> 5) & 1) * 8 + ((k >> 4) & 1) * 4 + (k & 3);
+}
+
+// K segment s of S covers super-blocks [seg_begin(s), seg_begin(s + 1)).
+DEVICE int seg_begin(int s, int kb, int S) { return s * kb / S; }
+
+// --- programmatic dependent launch: every kernel waits before it touches what an earlier kernel touches
+DEVICE void pdl_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+DEVICE void pdl_launch() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// --- memory
+DEVICE u32 smem_u32(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+DEVICE void cp16(u32 dst, const void* src) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
+}
+DEVICE void cp_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> DEVICE void cp_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+DEVICE uint4 lds128(u32 a) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(a));
+  return v;
+}
+DEVICE uint2 lds64(u32 a) {
+  uint2 v;
+  asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(a));
+  return v;
+}
+DEVICE u32 lds32(u32 a) {
+  u32 v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(a));
+  return v;
+}
+// Past L1: the data was written by another kernel that may still have been running when this one started.
+DEVICE float4 ldcg4(const float* p) { return __ldcg((const float4*)p); }
+DEVICE void load8(float (&v)[8], const float* p) {
+  const float4 a = ldcg4(p), b = ldcg4(p + 4);
+  v[0] = a.x; v[1] = a.y; v[2] = a.z; v[3] = a.w;
+  v[4] = b.x; v[5] = b.y; v[6] = b.z; v[7] = b.w;
+}
+// Sum of S segment sums, ascending.
+DEVICE void sum8(float (&v)[8], const float* p, u64 step, int S) {
+  load8(v, p);
+  for (int s = 1; s < S; s++) {
+    float u[8];
+    load8(u, p + s * step);
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = __fadd_rn(v[i], u[i]);
+  }
+}
+
+// --- half precision
+DEVICE float half_to_float(u16 h) {
+  float f;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));
+  return f;
+}
+DEVICE u16 float_to_half(float f) {
+  u16 h;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
+  return h;
+}
+DEVICE u32 pack_half2(float lo, float hi) {
+  u32 r;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+  return r;
+}
+DEVICE float low_half(u32 v) { return half_to_float((u16)v); }
+DEVICE float high_half(u32 v) { return half_to_float((u16)(v >> 16)); }
+// K and V are stored clamped to the finite range: a masked position then contributes an exact zero.
+DEVICE float clamp_half(float v) { return fminf(fmaxf(v, -65504.f), 65504.f); }
+DEVICE float exp2_approx(float x) {
+  float r;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
+
+// --- tensor cores
+DEVICE void mma32_u8s8(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
+      : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "r"(0));
+}
+DEVICE void mma32_s8s8(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
+      : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "r"(0));
+}
+DEVICE void mma16_u8s8(int (&c)[4], u32 a0, u32 a1, u32 b0) {
+  asm("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a0), "r"(a1), "r"(b0));
+}
+DEVICE void mma16_s8s8(int (&c)[4], u32 a0, u32 a1, u32 b0) {
+  asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%7,%7,%7};"
+      : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+      : "r"(a0), "r"(a1), "r"(b0), "r"(0));
+}
+DEVICE void mma16_f16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+DEVICE int ubyte(u32 v, int i) { return (int)__byte_perm(v, 0, 0x4440 + i); }
+DEVICE int sbyte(u32 v, int i) {
+  int r;  // selector nibbles with the top bit set replicate the sign
+  asm("prmt.b32 %0, %1, 0, %2;" : "=r"(r) : "r"(v), "r"(i | (i | 8) * 0x1110));
+  return r;
+}
+
+// --- quantising one super-block of 256 values with one warp, 8 values per lane
+DEVICE u32 pack4(const int* q) {
+  return (q[0] & 255) | (q[1] & 255) << 8 | (q[2] & 255) << 16 | (u32)q[3] << 24;
+}
+DEVICE void quantise_block(const float (&x)[8], int col, int kb, int lane, const Act& a) {
+  float m8 = 0.f;
+  bool finite = true;
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    m8 = fmaxf(m8, fabsf(x[i]));
+    finite = finite && fabsf(x[i]) <= 3.402823466e38f;
+  }
+  const float nan = __int_as_float(0x7FC00000);
+  float m32 = fmaxf(m8, __shfl_xor_sync(~0u, m8, 1));
+  m32 = fmaxf(m32, __shfl_xor_sync(~0u, m32, 2));
+  int q[8];
+  if (a.q32) {
+    const u32 votes = __ballot_sync(~0u, finite);
+    const bool ok = ((votes >> (lane & ~3)) & 15) == 15;
+    const float r = m32 > 0.f ? __fdiv_rn(127.f, m32) : 0.f;
+    const bool tiny = !(r <= 3.402823466e38f);
+#pragma unroll
+    for (int i = 0; i < 8; i++) q[i] = ok && !tiny ? __float2int_rn(__fmul_rn(x[i], r)) : 0;
+    i8* dst = a.q32 + (u64)col * a.k + kb * 256;
+    *(u32*)(dst + perm64(lane * 8)) = pack4(q);
+    *(u32*)(dst + perm64(lane * 8 + 4)) = pack4(q + 4);
+    if ((lane & 3) == 0) a.d32[((u64)kb * a.ld + col) * 8 + (lane >> 2)] = !ok ? nan : tiny ? 0.f : __fdiv_rn(m32, 127.f);
+  }
+  if (a.q) {
+    float m = m32;
+#pragma unroll
+    for (int o = 4; o < 32; o <<= 1) m = fmaxf(m, __shfl_xor_sync(~0u, m, o));
+    const bool ok = __all_sync(~0u, finite);
+    const float r = m > 0.f ? __fdiv_rn(127.f, m) : 0.f;
+    const bool tiny = !(r <= 3.402823466e38f);
+    int s = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      q[i] = ok && !tiny ? __float2int_rn(__fmul_rn(x[i], r)) : 0;
+      s += q[i];
+    }
+    s += __shfl_xor_sync(~0u, s, 1);
+    s += __shfl_xor_sync(~0u, s, 2);
+    i8* dst = a.q + (u64)col * a.k + kb * 256;
+    *(u32*)(dst + perm64(lane * 8)) = pack4(q);
+    *(u32*)(dst + perm64(lane * 8 + 4)) = pack4(q + 4);
+    if ((lane & 3) == 0) {
+      const int grp = lane >> 2, lo = ((s + 64) & 127) - 64, hi = (s - lo) >> 7;
+      u8* u = a.sums + ((u64)kb * a.ld + col) * 16 + (grp >> 2) * 8 + (grp & 3);
+      u[0] = (u8)lo;
+      u[4] = (u8)hi;
+    }
+    if (lane == 0) a.d[(u64)kb * a.ld + col] = !ok ? nan : tiny ? 0.f : __fdiv_rn(m, 127.f);
+  }
+}

@@ -1,0 +1,153 @@
+// Matrix products for 1 to 16 rows: each weight is read once, as fast as memory delivers it.
+//
+//   part[S][n_all][out_rows]: sums of the S segments of K; the kernel that consumes them adds them ascending.
+//
+// One CTA per SM. CTA c works on segment c mod S and stages only that segment's activations. Every warp is a worker of
+// its own with a private ring of weight tiles in shared memory, filled by its own cp.async; the only CTA barrier is the
+// one after staging. Row tiles are dealt out warp-major over CTAs, so that leftovers spread over all SMs. The rings are
+// filled before the wait for the kernel before: weights depend on nothing.
+//
+// The schedule (warps, ring, which SM takes which tile) moves work and changes no operation, so it changes no bit.
+#include "tiles.cuh"
+
+// Two parts with types of their own may share a launch (attn_v beside q, k and gate): row tiles [0, tiles_a) from w_a,
+// the rest from w_b.
+struct FewArgs {
+  const u8* w_a;
+  const u8* w_b;
+  Act act;
+  float* part;
+  u32 tiles_a, tiles_b;
+  u32 kb, segments;
+  u32 n, n_all;             // rows of this launch; rows of the output (stride from segment to segment)
+  u32 first_row, out_rows;  // of tile 0 in the output; stride from row to row of the output
+};
+
+constexpr int STAGES = 3;
+constexpr int WARPS = 16;
+
+__device__ constexpr int max_tile(int a, int b) { return tile_bytes(a) > tile_bytes(b) ? tile_bytes(a) : tile_bytes(b); }
+
+// NTX: tiles of 8 tokens; 0 for a single token. QB: type of the second part, equal to QA when there is none.
+template <int QA, int QB, int NTX> DEVICE void few(const FewArgs& p) {
+  constexpr int NT = NTX ? NTX : 1;
+  constexpr bool ONE = NTX == 0;
+  constexpr int SLOT = max_tile(QA, QB);
+  constexpr bool SMALL = QA == Q80;  // one activation scale per 32
+  extern __shared__ __align__(128) u8 sh[];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, W = blockDim.x >> 5;
+  const int S = p.segments, kb = p.kb, n = p.n;
+  const int seg = blockIdx.x % S, c = blockIdx.x / S, G = gridDim.x / S;
+  const int kb0 = seg_begin(seg, kb, S), L = seg_begin(seg + 1, kb, S) - kb0;
+  const int tiles = p.tiles_a + p.tiles_b, stride = G * W, first = warp * G + c;
+  const int items = first < tiles ? (tiles - first + stride - 1) / stride : 0;
+  const int total = items * L;
+
+  const u32 ring = smem_u32(sh) + warp * STAGES * SLOT;
+  u8* zero = sh + W * STAGES * SLOT;  // 256 zero bytes: the operands of padded tokens
+  const int qstride = L * 256 + 64;
+  u8* aq = zero + 256;
+  u8* asum = aq + n * qstride;
+  float* ad = (float*)(asum + (SMALL ? 0 : L * n * 16));
+
+  // fill the ring
+  int loaded = 0, load_kb = 0, load_slot = 0, load_tile = first;
+  auto source = [&](int tile, int k) {
+    return QA == QB || tile < (int)p.tiles_a ? p.w_a + ((u64)tile * kb + kb0 + k) * tile_bytes(QA)
+                                             : p.w_b + ((u64)(tile - p.tiles_a) * kb + kb0 + k) * tile_bytes(QB);
+  };
+  auto issue = [&]() {
+    if (loaded < total) {
+      const u8* src = source(load_tile, load_kb);
+      const int bytes = QA == QB || load_tile < (int)p.tiles_a ? tile_bytes(QA) : tile_bytes(QB);
+#pragma unroll
+      for (int o = 0; o < SLOT; o += 512)
+        if (o + lane * 16 < bytes) cp16(ring + load_slot * SLOT + o + lane * 16, src + o + lane * 16);
+    }
+    cp_commit();
+    loaded++;
+    if (++load_kb == L) { load_kb = 0; load_tile += stride; }
+    if (++load_slot == STAGES) load_slot = 0;
+  };
+  for (int i = 0; i < STAGES - 1; i++) issue();
+  pdl_launch();
+  if (threadIdx.x < 16) *(uint4*)(zero + threadIdx.x * 16) = make_uint4(0, 0, 0, 0);
+  pdl_wait();
+
+  // stage this segment's activations
+  const i8* q = SMALL ? p.act.q32 : p.act.q;
+  for (int i = threadIdx.x; i < n * L * 16; i += blockDim.x) {
+    const int col = i / (L * 16), o = (i - col * L * 16) * 16;
+    *(uint4*)(aq + (u64)col * qstride + o) = __ldcg((const uint4*)(q + (u64)col * p.act.k + (u64)kb0 * 256 + o));
+  }
+  if constexpr (SMALL) {
+    for (int i = threadIdx.x; i < L * 8 * NT * 8; i += blockDim.x) {
+      const int k = i / (8 * NT * 8), e = i - k * 8 * NT * 8, col = e >> 3;
+      ad[i] = col < n ? __ldcg(p.act.d32 + ((u64)(kb0 + k) * p.act.ld + col) * 8 + (e & 7)) : 0.f;
+    }
+  } else {
+    for (int i = threadIdx.x; i < n * L; i += blockDim.x) {
+      const int k = i / n, col = i - k * n;
+      *(uint4*)(asum + (u64)i * 16) = __ldcg((const uint4*)(p.act.sums + ((u64)(kb0 + k) * p.act.ld + col) * 16));
+    }
+    for (int i = threadIdx.x; i < L * 8 * NT; i += blockDim.x) {
+      const int k = i / (8 * NT), col = i - k * 8 * NT;
+      ad[i] = col < n ? __ldcg(p.act.d + (u64)(kb0 + k) * p.act.ld + col) : 0.f;
+    }
+  }
+  __syncthreads();
+
+  const int g = lane >> 2, t = lane & 3;
+  u32 b0[NT], s0[NT];
+  int bstep[NT], sstep[NT];
+#pragma unroll
+  for (int j = 0; j < NT; j++) {
+    const bool on = j * 8 + g < n, son = on && t < 2 && !SMALL;
+    b0[j] = on ? smem_u32(aq) + (j * 8 + g) * qstride + t * 16 : smem_u32(zero);
+    bstep[j] = on ? 256 : 0;
+    s0[j] = son ? smem_u32(asum) + (j * 8 + g) * 16 + t * 8 : smem_u32(zero);
+    sstep[j] = son ? n * 16 : 0;
+  }
+  const u32 ad0 = smem_u32(ad);
+  int slot = 0;
+  for (int it = 0; it < items; it++) {
+    const int tile = first + it * stride;
+    float acc[1][NT][4];
+    u32 b[NT], s[NT], dsc = ad0;
+#pragma unroll
+    for (int j = 0; j < NT; j++) {
+      b[j] = b0[j]; s[j] = s0[j];
+#pragma unroll
+      for (int r = 0; r < 4; r++) acc[0][j][r] = 0.f;
+    }
+    for (int k = 0; k < L; k++) {
+      issue();  // goes into the slot freed in the round before
+      cp_wait<STAGES - 1>();
+      __syncwarp();
+      if (QA == QB || tile < (int)p.tiles_a) tile_mul<QA, 1, NT, ONE>(ring + slot * SLOT, 0, b, 0, s, dsc, lane, acc);
+      else tile_mul<QB, 1, NT, ONE>(ring + slot * SLOT, 0, b, 0, s, dsc, lane, acc);
+      __syncwarp();
+      if (++slot == STAGES) slot = 0;
+#pragma unroll
+      for (int j = 0; j < NT; j++) { b[j] += bstep[j]; s[j] += sstep[j]; }
+      dsc += (SMALL ? 256 : 32) * NT;
+    }
+    const u32 row = p.first_row + tile * 16 + g;
+#pragma unroll
+    for (int j = 0; j < NT; j++) {
+      const int col = j * 8 + 2 * t;
+      float* o = p.part + ((u64)seg * p.n_all + col) * p.out_rows + row;
+      if (col < n) { o[0] = acc[0][j][0]; o[8] = acc[0][j][2]; }
+      if (!ONE && col + 1 < n) { o[p.out_rows] = acc[0][j][1]; o[p.out_rows + 8] = acc[0][j][3]; }
+    }
+  }
+}
+
+#define FEW(name, qa, qb, ntx) \
+  extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) name(const __grid_constant__ FewArgs p) { few<qa, qb, ntx>(p); }
+#define FEW3(name, qa, qb) FEW(name##_1, qa, qb, 0) FEW(name##_8, qa, qb, 1) FEW(name##_16, qa, qb, 2)
+FEW3(few_q4k, Q4K, Q4K)
+FEW3(few_q5k, Q5K, Q5K)
+FEW3(few_q6k, Q6K, Q6K)
+FEW3(few_q80, Q80, Q80)
+FEW3(few_q4k_q6k, Q4K, Q6K)

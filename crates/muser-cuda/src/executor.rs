@@ -1,0 +1,520 @@
+//! [`CudaExecutor`]: the model on the card and one step at a time.
+//!
+//! Steps of up to 16 rows run as one CUDA graph per combination of row counts, recorded on first use. Larger steps are
+//! launched kernel by kernel. Every call ends with the stream idle, so results and pinned memory may be read.
+//!
+//! Invariant: graphs name the addresses of `scratch`, the weights, the KV pools and the small step data; whoever replaces
+//! one of these drops the graphs.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use muser_backend::{ExecError, Executor, ExecutorInfo, KvCapacity, KvType, StepBatch, StepOutput};
+use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
+use muser_model::{Geometry, Model};
+
+use crate::CudaError;
+use crate::driver::{Buffer, Context, Function, Graph, Launch, Module, Pinned, Stream};
+use crate::forward::{Activations, KvPool, PART_VALUES, RowKernels, Scratch, TOP_ROWS, Walk};
+use crate::kernels::{AngleArgs, FILES, ReadArgs, Tuning};
+use crate::matrix::{FEW_ROWS, Product, ProductKernels, Tile};
+use crate::nvrtc;
+use crate::step_data::{AttentionLimits, StepData, StepShape};
+use crate::weights::Weights;
+
+/// Revision of the arithmetic: part of the numeric route. Raise it when any bit of any result may change.
+const ROUTE_REVISION: u32 = 1;
+/// Largest bound on `|log2` score`|` for which the sums of attention cannot overflow, see `kernels/attention.cu`.
+const MAX_LOG2_SCORE: f32 = 90.0;
+/// Block table entries of a step of few rows, to begin with.
+const SMALL_TABLE_LEN: usize = 16 * 1024;
+
+/// Choices of [`CudaExecutor::new`].
+#[derive(Clone, Copy, Debug)]
+pub struct CudaOptions {
+    /// Which card.
+    pub device: usize,
+    /// Most rows of a step; working memory grows with it (about 250 KB a row for the 30B model).
+    pub max_rows: usize,
+    /// Run small steps as graphs. Off is slower and gives the same bits.
+    pub graphs: bool,
+}
+
+impl Default for CudaOptions {
+    fn default() -> Self {
+        Self { device: 0, max_rows: 2048, graphs: true }
+    }
+}
+
+/// Loaded kernels of a device.
+pub(crate) struct Kernels {
+    _modules: Vec<Module>,
+    functions: HashMap<&'static str, Function>,
+}
+
+impl Kernels {
+    /// Compiles (or takes from the cache) and loads every kernel file.
+    pub(crate) fn load(context: &Arc<Context>) -> Result<Self, CudaError> {
+        if context.arch < 80 {
+            return Err(CudaError::DeviceUnsuitable {
+                device: context.name.clone(),
+                needed: "compute capability 8.0".to_owned(),
+                found: format!("{}.{}", context.arch / 10, context.arch % 10),
+            });
+        }
+        let images: Vec<_> = std::thread::scope(|scope| {
+            let jobs: Vec<_> =
+                FILES.iter().map(|f| scope.spawn(|| nvrtc::compile_cached(f, context.arch))).collect();
+            jobs.into_iter().map(|j| j.join().expect("compiling does not panic")).collect()
+        });
+        let (mut modules, mut functions) = (Vec::new(), HashMap::new());
+        for (file, compiled) in FILES.iter().zip(images) {
+            let module = Module::load(context, &compiled?.image)?;
+            for name in file.kernels {
+                functions.insert(*name, module.function(name)?);
+            }
+            modules.push(module);
+        }
+        Ok(Self { _modules: modules, functions })
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Result<Function, CudaError> {
+        self.functions.get(name).copied().ok_or_else(|| CudaError::Call {
+            call: "kernel lookup",
+            what: format!("no kernel is called {name}"),
+        })
+    }
+
+    pub(crate) fn products(&self, context: &Context) -> Result<ProductKernels, CudaError> {
+        let find = |name: &str| self.get(name);
+        ProductKernels::new(&find, context.multiprocessors, context.shared_bytes, Tuning::of(context.arch))
+    }
+
+    pub(crate) fn repack(&self) -> Result<[Function; 4], CudaError> {
+        let [a, b, c, d] = Tile::ALL.map(|t| self.get(&format!("repack_{}", t.name())));
+        Ok([a?, b?, c?, d?])
+    }
+}
+
+/// A loaded model on a card.
+pub struct CudaExecutor {
+    // Dropped in order: graphs and memory before the context.
+    graphs: HashMap<StepShape, Graph>,
+    small: StepData,
+    large: StepData,
+    full: KvPool,
+    sliding: KvPool,
+    scratch: Scratch,
+    logits_on_host: Pinned<f32>,
+    hidden_on_host: Pinned<f32>,
+    angles: Buffer<f32>,
+    weights: Weights,
+    products: ProductKernels,
+    rows: RowKernels,
+    kernels: Kernels,
+    stream: Stream,
+    context: Arc<Context>,
+    geometry: Geometry,
+    feature_layers: Vec<usize>,
+    limits: AttentionLimits,
+    options: CudaOptions,
+    info: ExecutorInfo,
+}
+
+impl CudaExecutor {
+    /// Loads `model` onto a card: compiles the kernels (once per machine), copies and repacks the weights.
+    pub fn new(model: &Model, options: CudaOptions) -> Result<Self, CudaError> {
+        let context = Context::open(options.device)?;
+        let geometry = model.geometry.clone();
+        check_geometry(&geometry)?;
+        check_scores(model)?;
+        let kernels = Kernels::load(&context)?;
+        let products = kernels.products(&context)?;
+        let weights = Weights::load(&context, model, &kernels.repack()?)?;
+        let stream = Stream::new(&context)?;
+        let options = CudaOptions { max_rows: options.max_rows.max(FEW_ROWS), ..options };
+        let tuning = Tuning::of(context.arch);
+        let limits = AttentionLimits {
+            group: geometry.heads / geometry.kv_heads,
+            kv_heads: geometry.kv_heads,
+            many_warps: tuning.many_warps as usize,
+            split_parts: FEW_ROWS * (geometry.context / BLOCK_LEN + 1) * geometry.kv_heads,
+        };
+        let rows = RowKernels {
+            embed: kernels.get("embed_rows")?,
+            norm: kernels.get("norm_rows")?,
+            silu: kernels.get("silu_rows")?,
+            rope: kernels.get("rope_rows")?,
+            logits: kernels.get("logit_rows")?,
+            tap: kernels.get("tap_rows")?,
+            split: kernels.get("attend_split")?,
+            many: kernels.get("attend_many")?,
+            combine: kernels.get("attend_combine")?,
+        };
+        let scratch = scratch(&context, &geometry, &weights, options.max_rows, limits)?;
+        let angles = angles(&context, &stream, &kernels, &geometry)?;
+        let empty = || -> Result<KvPool, CudaError> {
+            Ok(KvPool { memory: Buffer::new(&context, 0, "KV blocks")?, blocks: 0 })
+        };
+        let info = info(&context, &geometry, options.max_rows);
+        Ok(Self {
+            graphs: HashMap::new(),
+            small: StepData::new(&context, FEW_ROWS, SMALL_TABLE_LEN)?,
+            large: StepData::new(&context, options.max_rows, SMALL_TABLE_LEN)?,
+            full: empty()?,
+            sliding: empty()?,
+            scratch,
+            logits_on_host: Pinned::zeroed(&context, TOP_ROWS * geometry.vocab)?,
+            hidden_on_host: Pinned::zeroed(&context, TOP_ROWS * geometry.hidden)?,
+            angles,
+            weights,
+            products,
+            rows,
+            kernels,
+            stream,
+            context,
+            geometry,
+            feature_layers: Vec::new(),
+            limits,
+            options,
+            info,
+        })
+    }
+
+    /// Bytes of weights that one decoded token reads.
+    pub fn weight_bytes(&self) -> usize {
+        self.weights.bytes_per_token()
+    }
+
+    /// Seconds that a plain read of `bytes` of device memory takes (the best of a few): the yardstick of every figure.
+    pub fn measure_plain_read(&self, bytes: usize) -> Result<f64, CudaError> {
+        let memory = Buffer::<u8>::zeroed(&self.context, bytes, "the read test")?;
+        let sink = Buffer::<u32>::zeroed(&self.context, 1, "the read test")?;
+        let args = ReadArgs { p: memory.at(0), n: (bytes / 16) as u64, out: sink.at(0) };
+        let function = self.kernels.get("plain_read")?;
+        let shape = Launch { overlap: false, ..Launch::new((self.context.multiprocessors * 8, 1), 256) };
+        let mut best = f64::MAX;
+        for _ in 0..6 {
+            self.stream.synchronize()?;
+            let start = std::time::Instant::now();
+            self.stream.launch(&function, shape, &args)?;
+            self.stream.synchronize()?;
+            best = best.min(start.elapsed().as_secs_f64());
+        }
+        Ok(best)
+    }
+
+    fn run(&mut self, batch: &StepBatch, out: &mut StepOutput) -> Result<(), CudaError> {
+        self.context.bind()?;
+        out.logits.clear();
+        out.features.clear();
+        out.hidden.clear();
+        let small = batch.rows().len() <= FEW_ROWS;
+        self.make_room(batch, small)?;
+        let data = if small { &mut self.small } else { &mut self.large };
+        let shape = data.fill(batch, &self.geometry, self.limits);
+        if !batch.embeddings().is_empty() {
+            self.scratch.embeddings.write(0, batch.embeddings())?;
+        }
+        let data = if small { &self.small } else { &self.large };
+        data.upload(&self.stream)?;
+        if small && self.options.graphs {
+            if !self.graphs.contains_key(&shape) {
+                let graph = self.stream.capture(|| self.walk(data, shape).small_step())?;
+                self.graphs.insert(shape, graph);
+            }
+            self.stream.replay(&self.graphs[&shape])?;
+        } else if small {
+            self.walk(data, shape).small_step()?;
+        } else {
+            self.walk(data, shape).layers()?;
+        }
+        self.collect(batch, shape, small, out)
+    }
+
+    /// Brings logits, hidden states and features to the host.
+    fn collect(
+        &mut self,
+        batch: &StepBatch,
+        shape: StepShape,
+        small: bool,
+        out: &mut StepOutput,
+    ) -> Result<(), CudaError> {
+        let (vocab, hidden) = (self.geometry.vocab, self.geometry.hidden);
+        let mut wants = batch.rows().iter().map(|r| r.wants).filter(|w| w.logits || w.hidden);
+        let any_logits = batch.rows().iter().any(|r| r.wants.logits);
+        let any_hidden = batch.rows().iter().any(|r| r.wants.hidden);
+        let mut from = 0;
+        while from < shape.top {
+            let count = (shape.top - from).min(TOP_ROWS);
+            if !small {
+                self.walk(&self.large, shape).top(from, count)?;
+            }
+            if any_logits {
+                self.stream.download(&self.scratch.logits, &mut self.logits_on_host, count * vocab)?;
+            }
+            if any_hidden {
+                self.stream.download(&self.scratch.hidden, &mut self.hidden_on_host, count * hidden)?;
+            }
+            self.stream.synchronize()?;
+            for (i, want) in wants.by_ref().take(count).enumerate() {
+                if want.logits {
+                    out.logits.extend_from_slice(&self.logits_on_host.slice()[i * vocab..][..vocab]);
+                }
+                if want.hidden {
+                    out.hidden.extend_from_slice(&self.hidden_on_host.slice()[i * hidden..][..hidden]);
+                }
+            }
+            from += count;
+        }
+        self.stream.synchronize()?;
+        if let Some(features) = self.scratch.features.as_ref().filter(|_| shape.features > 0) {
+            out.features.resize(shape.features * self.info.features, 0.0);
+            features.read(0, &mut out.features)?;
+        }
+        Ok(())
+    }
+
+    /// Grows the step data when the block tables of a batch do not fit.
+    fn make_room(&mut self, batch: &StepBatch, small: bool) -> Result<(), CudaError> {
+        let needed = StepData::tables_needed(batch);
+        let data = if small { &mut self.small } else { &mut self.large };
+        if needed > data.table_len() {
+            let rows = if small { FEW_ROWS } else { self.options.max_rows };
+            *data = StepData::new(&self.context, rows, needed.next_power_of_two())?;
+            self.graphs.clear();
+        }
+        Ok(())
+    }
+
+    fn walk<'a>(&'a self, data: &'a StepData, shape: StepShape) -> Walk<'a> {
+        Walk {
+            stream: &self.stream,
+            geometry: &self.geometry,
+            weights: &self.weights,
+            scratch: &self.scratch,
+            products: &self.products,
+            rows: &self.rows,
+            angles: &self.angles,
+            full: &self.full,
+            sliding: &self.sliding,
+            feature_layers: &self.feature_layers,
+            data,
+            shape,
+            tuning: Tuning::of(self.context.arch),
+            arch: self.context.arch,
+            multiprocessors: self.context.multiprocessors,
+        }
+    }
+
+    fn pool(&self, group: KvGroup) -> &KvPool {
+        match group {
+            KvGroup::Full => &self.full,
+            KvGroup::Sliding => &self.sliding,
+        }
+    }
+
+    /// Byte offset of a block in its pool, checked.
+    fn place(&self, group: KvGroup, block: BlockId, len: usize) -> Result<usize, ExecError> {
+        let (bytes, blocks) = (self.info.block_bytes(group), self.pool(group).blocks);
+        if block.0 >= blocks || len != bytes {
+            return Err(ExecError::InvalidBatch(format!(
+                "block {} of {blocks}, {len} bytes where a block has {bytes}",
+                block.0
+            )));
+        }
+        Ok(block.0 as usize * bytes)
+    }
+
+    fn fail(&self, error: CudaError) -> ExecError {
+        error.into_exec(&self.info.device)
+    }
+}
+
+impl Walk<'_> {
+    /// A whole step of few rows.
+    fn small_step(&self) -> Result<(), CudaError> {
+        self.layers()?;
+        if self.shape.top > 0 {
+            self.top(0, self.shape.top)?;
+        }
+        Ok(())
+    }
+}
+
+impl Executor for CudaExecutor {
+    fn info(&self) -> &ExecutorInfo {
+        &self.info
+    }
+
+    fn allocate_kv(&mut self, capacity: KvCapacity) -> Result<(), ExecError> {
+        self.graphs.clear();
+        let none = || Buffer::new(&self.context, 0, "KV blocks").map(|memory| KvPool { memory, blocks: 0 });
+        // The old blocks go first, so that the new ones may use their memory.
+        self.full = none().map_err(|e| e.into_exec(&self.info.device))?;
+        self.sliding = none().map_err(|e| e.into_exec(&self.info.device))?;
+        // Zeroed: a masked position contributes 0 * value, which is 0 only if the value is finite.
+        let pool = |blocks: u32, bytes: usize| {
+            Buffer::zeroed(&self.context, blocks as usize * bytes, "KV blocks")
+                .map(|memory| KvPool { memory, blocks })
+                .map_err(|e| e.into_exec(&self.info.device))
+        };
+        self.full = pool(capacity.full, self.info.full_block_bytes)?;
+        self.sliding = pool(capacity.sliding, self.info.sliding_block_bytes)?;
+        Ok(())
+    }
+
+    fn set_feature_layers(&mut self, layers: &[usize]) -> Result<(), ExecError> {
+        if !layers.is_sorted() || layers.iter().any(|l| *l >= self.geometry.layers()) {
+            return Err(ExecError::InvalidBatch(format!(
+                "feature layers {layers:?}, expected ascending below {}",
+                self.geometry.layers()
+            )));
+        }
+        self.graphs.clear();
+        let features = layers.len() * self.geometry.hidden;
+        self.scratch.features = None;
+        if features > 0 {
+            let buffer = Buffer::new(&self.context, features * self.options.max_rows, "features");
+            self.scratch.features = Some(buffer.map_err(|e| self.fail(e))?);
+        }
+        self.feature_layers = layers.to_vec();
+        self.info.features = features;
+        Ok(())
+    }
+
+    fn step(&mut self, batch: &StepBatch, out: &mut StepOutput) -> Result<(), ExecError> {
+        let capacity = KvCapacity { full: self.full.blocks, sliding: self.sliding.blocks };
+        batch.validate(&self.geometry, capacity, self.options.max_rows)?;
+        if batch.embeddings().len() > self.scratch.embeddings.len() {
+            return Err(ExecError::InvalidBatch("more embedding rows than rows".to_owned()));
+        }
+        self.run(batch, out).map_err(|e| self.fail(e))
+    }
+
+    fn export_block(&self, group: KvGroup, block: BlockId, dst: &mut [u8]) -> Result<(), ExecError> {
+        let at = self.place(group, block, dst.len())?;
+        self.pool(group).memory.read(at, dst).map_err(|e| self.fail(e))
+    }
+
+    fn import_block(&mut self, group: KvGroup, block: BlockId, src: &[u8]) -> Result<(), ExecError> {
+        let at = self.place(group, block, src.len())?;
+        self.pool(group).memory.write(at, src).map_err(|e| self.fail(e))
+    }
+}
+
+fn info(context: &Context, geometry: &Geometry, max_rows: usize) -> ExecutorInfo {
+    let block_bytes = |sliding: bool| {
+        let layers = geometry.sliding.iter().filter(|s| **s == sliding).count();
+        layers * 2 * geometry.kv_width() * BLOCK_LEN * 2
+    };
+    let arch = context.arch;
+    ExecutorInfo {
+        backend: "cuda",
+        device: format!("{}, compute capability {}.{}", context.name, arch / 10, arch % 10),
+        route: format!("cuda-r{ROUTE_REVISION}-sm{arch}-f16"),
+        kv_type: KvType::F16,
+        full_block_bytes: block_bytes(false),
+        sliding_block_bytes: block_bytes(true),
+        max_rows,
+        vocab: geometry.vocab,
+        hidden: geometry.hidden,
+        features: 0,
+    }
+}
+
+/// Shapes that the kernels are written for.
+fn check_geometry(g: &Geometry) -> Result<(), CudaError> {
+    let refuse = |what: String| Err(CudaError::Unsupported(what));
+    if g.head_dim != 128 {
+        return refuse(format!("heads of {} values, the kernels need 128", g.head_dim));
+    }
+    if !g.heads.is_multiple_of(g.kv_heads) || !16usize.is_multiple_of(g.heads / g.kv_heads) {
+        return refuse(format!(
+            "{} query heads per KV head, the kernels need a divisor of 16",
+            g.heads / g.kv_heads
+        ));
+    }
+    for (what, value) in [("hidden size", g.hidden), ("FFN width", g.ffn), ("query width", g.q_width())] {
+        if value == 0 || !value.is_multiple_of(256) {
+            return refuse(format!("{what} {value}, the kernels need a multiple of 256"));
+        }
+    }
+    if g.hidden > 32 * 256 {
+        return refuse(format!("hidden size {}, the kernels go up to 8192", g.hidden));
+    }
+    Ok(())
+}
+
+/// Attention carries no running maximum, so scores must be bounded; normalised q and k see to that.
+fn check_scores(model: &Model) -> Result<(), CudaError> {
+    let largest = |w: &[f32]| w.iter().fold(0.0f32, |m, v| m.max(v.abs()));
+    for (i, layer) in model.layers.iter().enumerate() {
+        let (q, k) = (largest(&layer.attn_q_norm), largest(&layer.attn_k_norm));
+        let bound = q * k * (model.geometry.head_dim as f32).sqrt() * std::f32::consts::LOG2_E;
+        if !(bound <= MAX_LOG2_SCORE) {
+            return Err(CudaError::Unsupported(format!(
+                "layer {i}: norm weights up to {q} and {k} allow attention scores up to 2^{bound}, the kernels take \
+                 2^{MAX_LOG2_SCORE}"
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn scratch(
+    context: &Arc<Context>,
+    g: &Geometry,
+    weights: &Weights,
+    max_rows: usize,
+    limits: AttentionLimits,
+) -> Result<Scratch, CudaError> {
+    let layers = &weights.layers;
+    let of = |pick: &dyn Fn(&crate::weights::LayerOnDevice) -> &Product| {
+        layers.iter().map(pick).collect::<Vec<_>>()
+    };
+    let longest =
+        |products: &[&Product], rows: usize| products.iter().map(|p| p.output_len(rows)).max().unwrap_or(0);
+    let f32s = |len: usize, what: &str| Buffer::<f32>::new(context, len, what);
+    let projections = [of(&|l| &l.attn_out), of(&|l| &l.ffn_down)].concat();
+    let from_hidden = [of(&|l| &l.attn_in), of(&|l| &l.ffn_in)].concat();
+    let parts = limits.split_parts + max_rows * g.kv_heads;
+    Ok(Scratch {
+        h: f32s(max_rows * g.hidden, "the residual stream")?,
+        attn_in: f32s(longest(&of(&|l| &l.attn_in), max_rows), "attention projections")?,
+        projected: f32s(longest(&projections, max_rows), "output projections")?,
+        ffn_in: f32s(longest(&of(&|l| &l.ffn_in), max_rows), "FFN projections")?,
+        top: f32s(weights.output.output_len(TOP_ROWS), "the vocabulary projection")?,
+        logits: f32s(TOP_ROWS * g.vocab, "logits")?,
+        hidden: f32s(TOP_ROWS * g.hidden, "hidden states")?,
+        q: Buffer::new(context, max_rows * g.q_width(), "queries")?,
+        part_o: f32s(parts * PART_VALUES, "attention sums")?,
+        part_l: f32s(parts * 16, "attention sums")?,
+        embeddings: f32s(max_rows * g.hidden, "embedding rows")?,
+        features: None,
+        act_hidden: Activations::new(context, max_rows, g.hidden, &from_hidden)?,
+        act_attention: Activations::new(context, max_rows, g.q_width(), &of(&|l| &l.attn_out))?,
+        act_ffn: Activations::new(context, max_rows, g.ffn, &of(&|l| &l.ffn_down))?,
+        act_top: Activations::new(context, TOP_ROWS, g.hidden, &[&weights.output])?,
+    })
+}
+
+/// cos and sin for every position, made on the card.
+fn angles(
+    context: &Arc<Context>,
+    stream: &Stream,
+    kernels: &Kernels,
+    g: &Geometry,
+) -> Result<Buffer<f32>, CudaError> {
+    let buffer = Buffer::<f32>::new(context, g.context * 128, "rotation angles")?;
+    let args =
+        AngleArgs { angles: buffer.at(0), theta: f64::from(g.rope_theta), positions: g.context as u32 };
+    let grid = ((g.context * 64).div_ceil(256) as u32, 1);
+    stream.launch(
+        &kernels.get("rope_angles")?,
+        Launch { overlap: false, ..Launch::new(grid, 256) },
+        &args,
+    )?;
+    stream.synchronize()?;
+    Ok(buffer)
+}

@@ -1,0 +1,348 @@
+//! The walk through the layers: which kernel runs on which buffers, in order. Everything that is launched here can be
+//! recorded into a graph: no allocation, no host work that depends on results.
+
+use muser_kv::KvGroup;
+use muser_model::Geometry;
+
+use crate::CudaError;
+use crate::driver::{Buffer, Function, Launch, Stream};
+use crate::kernels::{
+    Act, AttnArgs, CombineArgs, EmbedArgs, LogitArgs, NormArgs, RopeArgs, SiluArgs, TapArgs, Tuning,
+};
+use crate::matrix::{Product, ProductKernels};
+use crate::step_data::{StepData, StepShape};
+use crate::weights::Weights;
+
+/// Most rows whose logits are computed at a time.
+pub(crate) const TOP_ROWS: usize = 32;
+
+/// Query vectors of a tile times values of a head: a partial result of attention.
+pub(crate) const PART_VALUES: usize = 16 * 128;
+
+/// Kernels besides the products.
+pub(crate) struct RowKernels {
+    pub(crate) embed: Function,
+    pub(crate) norm: Function,
+    pub(crate) silu: Function,
+    pub(crate) rope: Function,
+    pub(crate) logits: Function,
+    pub(crate) tap: Function,
+    pub(crate) split: Function,
+    pub(crate) many: Function,
+    pub(crate) combine: Function,
+}
+
+/// Working memory of a step; the sizes follow from the geometry and the most rows of a step.
+pub(crate) struct Scratch {
+    /// Residual stream `[rows][hidden]`.
+    pub(crate) h: Buffer<f32>,
+    /// Output of q, k, gate, v.
+    pub(crate) attn_in: Buffer<f32>,
+    /// Output of the attention and down projections.
+    pub(crate) projected: Buffer<f32>,
+    /// Output of gate, up.
+    pub(crate) ffn_in: Buffer<f32>,
+    /// Output of the vocabulary matrix.
+    pub(crate) top: Buffer<f32>,
+    /// `[TOP_ROWS][vocab]`
+    pub(crate) logits: Buffer<f32>,
+    /// `[TOP_ROWS][hidden]`
+    pub(crate) hidden: Buffer<f32>,
+    /// `[rows][heads][128]` f16
+    pub(crate) q: Buffer<u16>,
+    pub(crate) part_o: Buffer<f32>,
+    pub(crate) part_l: Buffer<f32>,
+    pub(crate) embeddings: Buffer<f32>,
+    /// `[rows][features]`
+    pub(crate) features: Option<Buffer<f32>>,
+    pub(crate) act_hidden: Activations,
+    pub(crate) act_attention: Activations,
+    pub(crate) act_ffn: Activations,
+    pub(crate) act_top: Activations,
+}
+
+/// A quantised activation buffer and its memory.
+pub(crate) struct Activations {
+    pub(crate) act: Act,
+    _memory: Buffer<u8>,
+}
+
+impl Activations {
+    /// For up to `rows` rows of `k` values, in the formats that `readers` want.
+    pub(crate) fn new(
+        context: &std::sync::Arc<crate::driver::Context>,
+        rows: usize,
+        k: usize,
+        readers: &[&Product],
+    ) -> Result<Self, CudaError> {
+        // Kernels of many rows read whole tiles of rows.
+        let ld = rows.next_multiple_of(128);
+        let kb = k / 256;
+        let large = readers.iter().any(|p| p.wants_super_blocks());
+        let small = readers.iter().any(|p| p.wants_small_blocks());
+        let sizes = [
+            (large, ld * k),
+            (large, kb * ld * 4),
+            (large, kb * ld * 16),
+            (small, ld * k),
+            (small, kb * ld * 32),
+        ];
+        let total = sizes.iter().map(|(on, bytes)| if *on { bytes.next_multiple_of(256) } else { 0 }).sum();
+        let memory = Buffer::<u8>::zeroed(context, total, "activations")?;
+        let mut at = 0;
+        let mut place = |(on, bytes): (bool, usize)| {
+            if !on {
+                return 0;
+            }
+            let address = memory.at(at);
+            at += bytes.next_multiple_of(256);
+            address
+        };
+        let [q, d, sums, q32, d32] = sizes.map(&mut place);
+        Ok(Self { act: Act { q, d, sums, q32, d32, k: k as u32, ld: ld as u32 }, _memory: memory })
+    }
+}
+
+/// Memory of the KV blocks of one group, `[block][layer of the group][K, V][kv head][256 * 128]` f16.
+pub(crate) struct KvPool {
+    pub(crate) memory: Buffer<u8>,
+    pub(crate) blocks: u32,
+}
+
+/// Everything that the walk reads.
+pub(crate) struct Walk<'a> {
+    pub(crate) stream: &'a Stream,
+    pub(crate) geometry: &'a Geometry,
+    pub(crate) weights: &'a Weights,
+    pub(crate) scratch: &'a Scratch,
+    pub(crate) products: &'a ProductKernels,
+    pub(crate) rows: &'a RowKernels,
+    pub(crate) angles: &'a Buffer<f32>,
+    pub(crate) full: &'a KvPool,
+    pub(crate) sliding: &'a KvPool,
+    pub(crate) feature_layers: &'a [usize],
+    pub(crate) data: &'a StepData,
+    pub(crate) shape: StepShape,
+    pub(crate) tuning: Tuning,
+    pub(crate) arch: u32,
+    pub(crate) multiprocessors: u32,
+}
+
+impl Walk<'_> {
+    /// Embedding, all layers, features. What is left is [`Self::top`].
+    pub(crate) fn layers(&self) -> Result<(), CudaError> {
+        let StepShape { n, .. } = self.shape;
+        let s = self.scratch;
+        self.embed()?;
+        let mut before: Option<(u64, &Product)> = None;
+        let mut in_group = [0usize; 2];
+        for (index, layer) in self.weights.layers.iter().enumerate() {
+            let attn_act = layer.attn_in.input(s.act_hidden.act);
+            self.norm(before, layer.attn_norm, attn_act, None)?;
+            self.tap(index)?;
+            self.products.multiply(self.stream, &layer.attn_in, attn_act, s.attn_in.at(0), n)?;
+
+            let sliding = self.geometry.sliding[index];
+            let place = &mut in_group[usize::from(sliding)];
+            self.attention(layer, sliding, *place)?;
+            *place += 1;
+
+            let out_act = layer.attn_out.input(s.act_attention.act);
+            self.products.multiply(self.stream, &layer.attn_out, out_act, s.projected.at(0), n)?;
+            let ffn_act = layer.ffn_in.input(s.act_hidden.act);
+            self.norm(Some((layer.post_attention_norm, &layer.attn_out)), layer.ffn_norm, ffn_act, None)?;
+            self.products.multiply(self.stream, &layer.ffn_in, ffn_act, s.ffn_in.at(0), n)?;
+            let down_act = layer.ffn_down.input(s.act_ffn.act);
+            self.silu(&layer.ffn_in, down_act)?;
+            self.products.multiply(self.stream, &layer.ffn_down, down_act, s.projected.at(0), n)?;
+            before = Some((layer.post_ffw_norm, &layer.ffn_down));
+        }
+        Ok(())
+    }
+
+    /// Final norm and logits of top rows `from .. from + count` (at most [`TOP_ROWS`]) of the list.
+    pub(crate) fn top(&self, from: usize, count: usize) -> Result<(), CudaError> {
+        let (s, g) = (self.scratch, self.geometry);
+        let last = self.weights.layers.last().map(|l| (l.post_ffw_norm, &l.ffn_down));
+        let act = self.weights.output.input(s.act_top.act);
+        self.norm(last, self.weights.output_norm, act, Some((from, count)))?;
+        self.products.multiply(self.stream, &self.weights.output, act, s.top.at(0), count)?;
+        let args = LogitArgs {
+            part: s.top.at(0),
+            logits: s.logits.at(0),
+            segments: self.weights.output.output_segments(count),
+            n: count as u32,
+            out_rows: self.weights.output.out_rows as u32,
+            vocab: g.vocab as u32,
+            scale: g.logit_scale,
+            cap: g.softcap.unwrap_or(0.0),
+        };
+        let grid = (g.vocab.div_ceil(256) as u32, count as u32);
+        self.stream.launch(&self.rows.logits, Launch::new(grid, 256), &args)
+    }
+
+    fn embed(&self) -> Result<(), CudaError> {
+        let (w, s, g) = (self.weights, self.scratch, self.geometry);
+        let args = EmbedArgs {
+            table: w.embedding.at(0),
+            inputs: self.data.inputs(),
+            embeddings: s.embeddings.at(0),
+            h: s.h.at(0),
+            row_bytes: w.embedding_row_bytes as u64,
+            type_id: w.embedding_type.id(),
+            hidden: g.hidden as u32,
+            eps: g.rms_eps,
+        };
+        let shape = Launch::new((self.shape.n as u32, 1), (g.hidden / 8) as u32);
+        self.stream.launch(&self.rows.embed, shape, &args)
+    }
+
+    /// Residual update from the product `before` (with its post-norm) and the next norm, for all rows or some top rows.
+    fn norm(
+        &self,
+        before: Option<(u64, &Product)>,
+        w: u64,
+        act: Act,
+        top: Option<(usize, usize)>,
+    ) -> Result<(), CudaError> {
+        let (s, g, n) = (self.scratch, self.geometry, self.shape.n);
+        let args = NormArgs {
+            part: before.map_or(0, |_| s.projected.at(0)),
+            h: s.h.at(0),
+            post: before.map_or(0, |(post, _)| post),
+            w,
+            rows: top.map_or(0, |(from, _)| self.data.top(from)),
+            y: top.map_or(0, |_| s.hidden.at(0)),
+            act,
+            segments: before.map_or(0, |(_, product)| product.output_segments(n)),
+            n: n as u32,
+            hidden: g.hidden as u32,
+            eps: g.rms_eps,
+            post_eps: g.post_norm_eps,
+        };
+        let blocks = (g.hidden / 256) as u32;
+        let cluster = if self.arch >= 90 && blocks > 8 { 2 } else { 1 };
+        let rows = top.map_or(n, |(_, count)| count) as u32;
+        let shape = Launch { cluster, ..Launch::new((rows * cluster, 1), blocks.div_ceil(cluster) * 32) };
+        self.stream.launch(&self.rows.norm, shape, &args)
+    }
+
+    fn tap(&self, layer: usize) -> Result<(), CudaError> {
+        let Some(at) = self.feature_layers.iter().position(|l| *l == layer) else { return Ok(()) };
+        let Some(out) = self.scratch.features.as_ref().filter(|_| self.shape.features > 0) else {
+            return Ok(());
+        };
+        let hidden = self.geometry.hidden;
+        let args = TapArgs {
+            h: self.scratch.h.at(0),
+            rows: self.data.features(),
+            out: out.at(0),
+            hidden: hidden as u32,
+            width: (self.feature_layers.len() * hidden) as u32,
+            at: (at * hidden) as u32,
+        };
+        let grid = (hidden.div_ceil(1024) as u32, self.shape.features as u32);
+        self.stream.launch(&self.rows.tap, Launch::new(grid, 256), &args)
+    }
+
+    fn attention(
+        &self,
+        layer: &crate::weights::LayerOnDevice,
+        sliding: bool,
+        place: usize,
+    ) -> Result<(), CudaError> {
+        let (s, g, n) = (self.scratch, self.geometry, self.shape.n);
+        let group = if sliding { KvGroup::Sliding } else { KvGroup::Full };
+        let pool = if sliding { self.sliding } else { self.full };
+        let layer_halves = 2 * g.kv_heads * 256 * g.head_dim;
+        let block_halves = (g.sliding.iter().filter(|x| **x == sliding).count() * layer_halves) as u64;
+        let kv = pool.memory.at(place * layer_halves * 2);
+        let segments = layer.attn_in.output_segments(n);
+        let (heads, kv_heads) = (g.heads as u32, g.kv_heads as u32);
+        let width = layer.attn_in.out_rows as u32;
+        let (q_width, kv_width) = (g.q_width() as u32, g.kv_width() as u32);
+
+        let rope = RopeArgs {
+            part: s.attn_in.at(0),
+            q_norm: layer.q_norm,
+            k_norm: layer.k_norm,
+            angles: if sliding { self.angles.at(0) } else { 0 },
+            positions: self.data.positions(),
+            slots: self.data.slots(group),
+            q: s.q.at(0),
+            kv,
+            block_halves,
+            segments,
+            n: n as u32,
+            heads,
+            kv_heads,
+            width,
+            k_at: q_width,
+            v_at: 2 * q_width + kv_width,
+            eps: g.rms_eps,
+            q_scale: std::f32::consts::LOG2_E / (g.head_dim as f32).sqrt(),
+        };
+        let grid = ((heads + 2 * kv_heads).div_ceil(4), n as u32);
+        self.stream.launch(&self.rows.rope, Launch::new(grid, 128), &rope)?;
+
+        let attend = AttnArgs {
+            q: s.q.at(0),
+            kv,
+            block_halves,
+            tiles: self.data.tiles(group),
+            groups: self.data.groups(),
+            counts: self.data.counts(group),
+            tables: self.data.tables(),
+            part_o: s.part_o.at(0),
+            part_l: s.part_l.at(0),
+            heads,
+            kv_heads,
+            group: heads / kv_heads,
+            window: if sliding { g.window as u32 } else { 0 },
+        };
+        let Tuning { split_warps, many_warps, .. } = self.tuning;
+        if self.shape.split {
+            let shape = Launch {
+                shared_bytes: split_warps * 32768 + 4 * 16 * 132 * 4,
+                ..Launch::new((self.multiprocessors, 1), split_warps * 32)
+            };
+            self.stream.launch(&self.rows.split, shape, &attend)?;
+        }
+        if self.shape.groups > 0 {
+            let shape = Launch {
+                shared_bytes: 2 * 32768 + many_warps * 8192,
+                ..Launch::new((self.shape.groups as u32, kv_heads), many_warps * 32)
+            };
+            self.stream.launch(&self.rows.many, shape, &attend)?;
+        }
+
+        let combine = CombineArgs {
+            part_o: s.part_o.at(0),
+            part_l: s.part_l.at(0),
+            tiles: self.data.tiles(group),
+            row_tile: self.data.row_tile(),
+            qkvg: s.attn_in.at(0),
+            act: layer.attn_out.input(s.act_attention.act),
+            segments,
+            n: n as u32,
+            width,
+            gate_at: q_width + kv_width,
+            group: heads / kv_heads,
+        };
+        let grid = (q_width / 256, n as u32);
+        self.stream.launch(&self.rows.combine, Launch::new(grid, 256), &combine)
+    }
+
+    fn silu(&self, before: &Product, act: Act) -> Result<(), CudaError> {
+        let (g, n) = (self.geometry, self.shape.n);
+        let args = SiluArgs {
+            part: self.scratch.ffn_in.at(0),
+            act,
+            segments: before.output_segments(n),
+            n: n as u32,
+            ffn: g.ffn as u32,
+        };
+        let grid = ((g.ffn / 256).div_ceil(4) as u32, n as u32);
+        self.stream.launch(&self.rows.silu, Launch::new(grid, 128), &args)
+    }
+}

@@ -1,0 +1,200 @@
+//! The kernel files, how they are compiled for an architecture, and the argument structures of their kernels.
+//!
+//! The structures mirror those of the `.cu` files field by field (`repr(C)`, same names); device pointers are `u64`.
+
+/// One `.cu` file.
+#[derive(Debug)]
+pub struct KernelFile {
+    /// File name without `.cu`.
+    pub name: &'static str,
+    /// Its text.
+    pub source: &'static str,
+    /// Kernels in it.
+    pub kernels: &'static [&'static str],
+}
+
+/// Headers that the files include.
+pub const HEADERS: [(&str, &str); 2] = [
+    ("common.cuh", include_str!("../kernels/common.cuh")),
+    ("tiles.cuh", include_str!("../kernels/tiles.cuh")),
+];
+
+/// All kernel files.
+pub const FILES: [KernelFile; 5] = [
+    KernelFile {
+        name: "matmul_few",
+        source: include_str!("../kernels/matmul_few.cu"),
+        kernels: &[
+            "few_q4k_1",
+            "few_q4k_8",
+            "few_q4k_16",
+            "few_q5k_1",
+            "few_q5k_8",
+            "few_q5k_16",
+            "few_q6k_1",
+            "few_q6k_8",
+            "few_q6k_16",
+            "few_q80_1",
+            "few_q80_8",
+            "few_q80_16",
+            "few_q4k_q6k_1",
+            "few_q4k_q6k_8",
+            "few_q4k_q6k_16",
+        ],
+    },
+    KernelFile {
+        name: "matmul_many",
+        source: include_str!("../kernels/matmul_many.cu"),
+        kernels: &["many_q4k", "many_q5k", "many_q6k", "many_q80"],
+    },
+    KernelFile {
+        name: "attention",
+        source: include_str!("../kernels/attention.cu"),
+        kernels: &["attend_split", "attend_many", "attend_combine"],
+    },
+    KernelFile {
+        name: "rows",
+        source: include_str!("../kernels/rows.cu"),
+        kernels: &[
+            "embed_rows",
+            "norm_rows",
+            "silu_rows",
+            "rope_rows",
+            "rope_angles",
+            "logit_rows",
+            "tap_rows",
+            "quantise",
+            "plain_read",
+        ],
+    },
+    KernelFile {
+        name: "repack",
+        source: include_str!("../kernels/repack.cu"),
+        kernels: &["repack_q4k", "repack_q5k", "repack_q6k", "repack_q80"],
+    },
+];
+
+/// Sizes that differ between architectures because shared memory does; none of them changes a bit of any result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tuning {
+    /// Rows (tokens) of a CTA of the many-row product.
+    pub tokens: u32,
+    /// Row tiles of one of its warps.
+    pub warp_row_tiles: u32,
+    /// Super-blocks in flight of a CTA.
+    pub stages: u32,
+    /// Warps of the split attention kernel.
+    pub split_warps: u32,
+    /// Warps of the many-row attention kernel.
+    pub many_warps: u32,
+}
+
+impl Tuning {
+    /// For compute capability `arch / 10 . arch % 10`.
+    pub fn of(arch: u32) -> Self {
+        match arch {
+            // 227 KiB of shared memory a CTA
+            90 | 100 | 101 | 103 | 110 => {
+                Self { tokens: 128, warp_row_tiles: 2, stages: 2, split_warps: 4, many_warps: 8 }
+            }
+            // 163 KiB
+            80 | 87 => Self { tokens: 64, warp_row_tiles: 2, stages: 2, split_warps: 4, many_warps: 8 },
+            // 99 KiB
+            _ => Self { tokens: 32, warp_row_tiles: 1, stages: 2, split_warps: 2, many_warps: 4 },
+        }
+    }
+}
+
+impl KernelFile {
+    /// Compiler options besides the target.
+    pub fn options(&self, arch: u32) -> Vec<String> {
+        let mut options: Vec<String> =
+            ["--std=c++17", "--fmad=false", "--ptxas-options=-v"].map(str::to_owned).into();
+        let tuning = Tuning::of(arch);
+        match self.name {
+            "matmul_many" => {
+                options.push(format!("-DTOKENS={}", tuning.tokens));
+                options.push(format!("-DWARP_ROW_TILES={}", tuning.warp_row_tiles));
+                options.push(format!("-DSTAGES={}", tuning.stages));
+            }
+            "attention" => {
+                options.push(format!("-DSPLIT_WARPS={}", tuning.split_warps));
+                options.push(format!("-DMANY_WARPS={}", tuning.many_warps));
+            }
+            _ => {}
+        }
+        options
+    }
+}
+
+/// Marks a structure that is passed to a kernel by value.
+///
+/// # Safety
+/// The type is `repr(C)`, equals the kernel's parameter structure and holds no padding that matters.
+#[allow(unsafe_code, reason = "the promise that the layouts agree can only be made by hand")]
+pub(crate) unsafe trait KernelArgs: Copy {}
+
+macro_rules! args {
+    ($($(#[$doc:meta])* $name:ident { $($field:ident: $ty:ty),* $(,)? })*) => {$(
+        $(#[$doc])*
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug, Default)]
+        pub(crate) struct $name { $(pub(crate) $field: $ty),* }
+        // SAFETY: repr(C) and written to match the structure of the same name in kernels/.
+        #[allow(unsafe_code, reason = "see KernelArgs")]
+        unsafe impl KernelArgs for $name {}
+    )*};
+}
+
+args! {
+    /// Quantised activations.
+    Act { q: u64, d: u64, sums: u64, q32: u64, d32: u64, k: u32, ld: u32 }
+    /// `few_*`
+    FewArgs {
+        w_a: u64, w_b: u64, act: Act, part: u64, tiles_a: u32, tiles_b: u32, kb: u32, segments: u32, n: u32, n_all: u32,
+        first_row: u32, out_rows: u32,
+    }
+    /// `many_*`
+    ManyArgs {
+        w: u64, act: Act, out: u64, row_tiles: u32, kb: u32, segments: u32, n: u32, first_row: u32, out_rows: u32,
+    }
+    /// `embed_rows`
+    EmbedArgs {
+        table: u64, inputs: u64, embeddings: u64, h: u64, row_bytes: u64, type_id: u32, hidden: u32, eps: f32,
+    }
+    /// `norm_rows`
+    NormArgs {
+        part: u64, h: u64, post: u64, w: u64, rows: u64, y: u64, act: Act, segments: u32, n: u32, hidden: u32, eps: f32,
+        post_eps: f32,
+    }
+    /// `silu_rows`
+    SiluArgs { part: u64, act: Act, segments: u32, n: u32, ffn: u32 }
+    /// `rope_rows`
+    RopeArgs {
+        part: u64, q_norm: u64, k_norm: u64, angles: u64, positions: u64, slots: u64, q: u64, kv: u64,
+        block_halves: u64, segments: u32, n: u32, heads: u32, kv_heads: u32, width: u32, k_at: u32, v_at: u32, eps: f32,
+        q_scale: f32,
+    }
+    /// `rope_angles`
+    AngleArgs { angles: u64, theta: f64, positions: u32 }
+    /// `logit_rows`
+    LogitArgs { part: u64, logits: u64, segments: u32, n: u32, out_rows: u32, vocab: u32, scale: f32, cap: f32 }
+    /// `tap_rows`
+    TapArgs { h: u64, rows: u64, out: u64, hidden: u32, width: u32, at: u32 }
+    /// `quantise`
+    QuantiseArgs { x: u64, act: Act }
+    /// `plain_read`
+    ReadArgs { p: u64, n: u64, out: u64 }
+    /// `repack_*`
+    RepackArgs { src: u64, dst: u64, words: u64, rows: u32, kb: u32, type_id: u32 }
+    /// `attend_split`, `attend_many`
+    AttnArgs {
+        q: u64, kv: u64, block_halves: u64, tiles: u64, groups: u64, counts: u64, tables: u64, part_o: u64, part_l: u64,
+        heads: u32, kv_heads: u32, group: u32, window: u32,
+    }
+    /// `attend_combine`
+    CombineArgs {
+        part_o: u64, part_l: u64, tiles: u64, row_tile: u64, qkvg: u64, act: Act, segments: u32, n: u32, width: u32,
+        gate_at: u32, group: u32,
+    }
+}

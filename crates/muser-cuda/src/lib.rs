@@ -1,0 +1,24 @@
+//! CUDA executor: row-invariant kernels, compiled at run time for the card that is found.
+//!
+//! Nothing is needed at build time and nothing is linked: the driver and NVRTC are looked for when an executor is made
+//! ([`CudaExecutor::new`]); a machine without them gets a clear error and runs everything else. Kernels are the `.cu`
+//! files under `kernels/`, compiled to cubins by [`nvrtc`] and cached on disk.
+//!
+//! The bits of a row never depend on the other rows of a step, on how many there are, on which kernel (few rows, many
+//! rows) took them or on the number of multiprocessors; `kernels/*.cu` say how. Matrix products follow
+//! `muser_backend::arith` exactly, so they equal a CPU loop in that order bit for bit ([`selftest`] checks it).
+
+pub mod device;
+mod driver;
+mod error;
+mod executor;
+mod forward;
+pub mod kernels;
+mod matrix;
+pub mod nvrtc;
+pub mod selftest;
+mod step_data;
+mod weights;
+
+pub use error::CudaError;
+pub use executor::{CudaExecutor, CudaOptions};

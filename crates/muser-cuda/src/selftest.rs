@@ -1,0 +1,263 @@
+//! Start-up check of the kernels whose results are defined to the bit: quantisation, repacking and products.
+//!
+//! Random blocks of every supported type, odd numbers of rows and tokens, every kernel variant, compared with a scalar
+//! loop in the order of `muser_backend::arith`. The loop gets a block's integers from the readable dequantiser by setting
+//! the block's scales to one, so it shares no layout code with the kernels.
+
+use half::f16;
+use muser_backend::arith::{MatrixRole, Segments, quantize_block};
+use muser_backend::conformance::Random;
+use muser_gguf::{GgmlType, dequantize_row};
+
+use crate::CudaError;
+use crate::driver::{Buffer, Context, Launch, Stream};
+use crate::executor::Kernels;
+use crate::forward::Activations;
+use crate::kernels::{QuantiseArgs, RepackArgs};
+use crate::matrix::{Part, Product, ProductKernels, Tile};
+
+/// Types that products are checked with.
+const TYPES: [GgmlType; 8] = [
+    GgmlType::Q4_K,
+    GgmlType::Q5_K,
+    GgmlType::Q6_K,
+    GgmlType::Q8_0,
+    GgmlType::Q3_K,
+    GgmlType::Q4_0,
+    GgmlType::Q5_0,
+    GgmlType::IQ4_NL,
+];
+/// Numbers of tokens: each kernel variant, full and partly filled, and several passes.
+const TOKENS: [usize; 9] = [1, 2, 7, 8, 9, 16, 29, 33, 150];
+const ROWS: usize = 88;
+const K: usize = 1280;
+
+/// What was compared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Values compared bit by bit; all agreed.
+    pub compared: usize,
+}
+
+/// Runs every check on device `index`.
+pub fn run(index: usize) -> Result<Report, CudaError> {
+    let context = Context::open(index)?;
+    let kernels = Kernels::load(&context)?;
+    let products = kernels.products(&context)?;
+    let stream = Stream::new(&context)?;
+    let mut random = Random::new(7);
+    let mut report = Report::default();
+    let most = TOKENS.iter().copied().max().unwrap_or(1);
+    let x: Vec<f32> = (0..most * K).map(|i| sample(&mut random, i)).collect();
+    let bench = Bench { context: &context, kernels: &kernels, products: &products, stream: &stream, x: &x };
+    for ty in TYPES {
+        report.compared += bench.check(&[ty], &mut random)?;
+    }
+    report.compared += bench.check(&[GgmlType::Q4_K, GgmlType::Q6_K], &mut random)?;
+    Ok(report)
+}
+
+/// Activations with outliers, zeros and a whole block of zeros.
+fn sample(random: &mut Random, i: usize) -> f32 {
+    if (i / 256).is_multiple_of(7) {
+        return 0.0;
+    }
+    let unit = |r: u64| (r >> 40) as f32 / (1u64 << 23) as f32 - 1.0;
+    let v = unit(random.next_u64()) + unit(random.next_u64());
+    if random.below(97) == 0 { v * 12.0 } else { v }
+}
+
+struct Bench<'a> {
+    context: &'a std::sync::Arc<Context>,
+    kernels: &'a Kernels,
+    products: &'a ProductKernels,
+    stream: &'a Stream,
+    x: &'a [f32],
+}
+
+impl Bench<'_> {
+    /// One product of matrices of these types, for every number of tokens.
+    fn check(&self, types: &[GgmlType], random: &mut Random) -> Result<usize, CudaError> {
+        let mut product = Product::new(MatrixRole::AttnIn, K);
+        let repack = self.kernels.repack()?;
+        let (mut tiles, mut matrices) = (Vec::new(), Vec::new());
+        for (i, ty) in types.iter().enumerate() {
+            // A part that others follow has whole tiles, the last one need not.
+            let rows = if i + 1 < types.len() { ROWS / 16 * 16 } else { ROWS };
+            let blocks = random_blocks(*ty, rows * K, random);
+            let tile = Tile::of(*ty).expect("only supported types are listed");
+            let row_tiles = rows.div_ceil(16);
+            let bytes = row_tiles * (K / 256) * tile.bytes();
+            let raw = Buffer::from_slice(self.context, &blocks, "self-test weights")?;
+            let packed = Buffer::<u8>::zeroed(self.context, bytes, "self-test weights")?;
+            let args = RepackArgs {
+                src: raw.at(0),
+                dst: packed.at(0),
+                words: (bytes / 4) as u64,
+                rows: rows as u32,
+                kb: (K / 256) as u32,
+                type_id: ty.id(),
+            };
+            let shape = Launch { overlap: false, ..Launch::new((args.words.div_ceil(256) as u32, 1), 256) };
+            self.stream.launch(&repack[tile as usize], shape, &args)?;
+            self.stream.synchronize()?;
+            product.parts.push(Part {
+                tile,
+                address: packed.at(0),
+                row_tiles: row_tiles as u32,
+                first_row: product.out_rows as u32,
+            });
+            matrices.push((*ty, product.out_rows, rows, blocks));
+            product.out_rows += row_tiles * 16;
+            tiles.push(packed);
+        }
+        let small = product.wants_small_blocks();
+        let name = types.iter().map(|t| t.name()).collect::<Vec<_>>().join("+");
+        let expected = Expected::new(&matrices, self.x, small);
+
+        let most = self.x.len() / K;
+        let activations = Activations::new(self.context, most, K, &[&product])?;
+        let act = product.input(activations.act);
+        let x = Buffer::from_slice(self.context, self.x, "self-test activations")?;
+        let shape = Launch { overlap: false, ..Launch::new(((K / 256) as u32, most as u32), 32) };
+        self.stream.launch(&self.kernels.get("quantise")?, shape, &QuantiseArgs { x: x.at(0), act })?;
+
+        let mut compared = 0;
+        for n in TOKENS {
+            let len = product.output_segments(n) as usize * n * product.out_rows;
+            let mut out = vec![f32::NAN; len];
+            let device = Buffer::from_slice(self.context, &out, "self-test results")?;
+            self.products.multiply(self.stream, &product, act, device.at(0), n)?;
+            self.stream.synchronize()?;
+            device.read(0, &mut out)?;
+            for token in 0..n {
+                for (row, at) in expected.rows.iter().enumerate() {
+                    let place = token * product.out_rows + at;
+                    let mut sum = out[place];
+                    for s in 1..product.output_segments(n) as usize {
+                        sum += out[s * n * product.out_rows + place];
+                    }
+                    let wanted = expected.values[token * expected.rows.len() + row];
+                    compared += 1;
+                    if sum.to_bits() != wanted.to_bits() {
+                        return Err(CudaError::SelfTest {
+                            kernel: format!("product {name}, {n} tokens"),
+                            what: format!("token {token}, row {row}: expected {wanted:e}, found {sum:e}"),
+                        });
+                    }
+                }
+            }
+        }
+        Ok(compared)
+    }
+}
+
+/// `n` values' worth of random blocks with sane scales.
+fn random_blocks(ty: GgmlType, n: usize, random: &mut Random) -> Vec<u8> {
+    let bytes = ty.row_bytes(n).expect("whole blocks");
+    let mut blocks: Vec<u8> = (0..bytes).map(|_| random.next_u64() as u8).collect();
+    for block in blocks.chunks_exact_mut(ty.block_bytes()) {
+        for at in scale_places(ty) {
+            let d = f16::from_f32((1 + random.below(1000)) as f32 * 1e-5);
+            block[*at..*at + 2].copy_from_slice(&d.to_le_bytes());
+        }
+    }
+    blocks
+}
+
+/// Byte offsets of the f16 scales in a block: d, then dmin where there is one.
+fn scale_places(ty: GgmlType) -> &'static [usize] {
+    match ty {
+        GgmlType::Q4_K | GgmlType::Q5_K => &[0, 2],
+        GgmlType::Q6_K => &[208],
+        GgmlType::Q3_K => &[108],
+        _ => &[0],
+    }
+}
+
+/// Results of the scalar loop, `[token][row]`.
+struct Expected {
+    /// Place of each row in an output row.
+    rows: Vec<usize>,
+    values: Vec<f32>,
+}
+
+impl Expected {
+    fn new(matrices: &[(GgmlType, usize, usize, Vec<u8>)], x: &[f32], small: bool) -> Self {
+        let block_len = if small { 32 } else { 256 };
+        let mut q = vec![0i8; x.len()];
+        let d: Vec<f32> =
+            x.chunks(block_len).zip(q.chunks_mut(block_len)).map(|(x, q)| quantize_block(x, q)).collect();
+        let mut rows = Vec::new();
+        let mut columns: Vec<Vec<f32>> = Vec::new();
+        for (ty, at, count, blocks) in matrices {
+            let row_bytes = blocks.len() / count;
+            for (row, bytes) in blocks.chunks_exact(row_bytes).enumerate() {
+                rows.push(at + row);
+                let row = ScalarRow::new(*ty, bytes);
+                columns.push(
+                    q.chunks(K)
+                        .zip(d.chunks(K / block_len))
+                        .map(|(q, d)| row.product(q, d, block_len))
+                        .collect(),
+                );
+            }
+        }
+        let tokens = x.len() / K;
+        let values = (0..tokens).flat_map(|t| columns.iter().map(move |c| c[t])).collect();
+        Self { rows, values }
+    }
+}
+
+/// A weight row as integers (scale times code, and mins) and the f16 scales of its blocks.
+struct ScalarRow {
+    codes: Vec<i32>,
+    mins: Vec<i32>,
+    d: Vec<f32>,
+    dmin: Vec<f32>,
+}
+
+impl ScalarRow {
+    fn new(ty: GgmlType, bytes: &[u8]) -> Self {
+        let places = scale_places(ty);
+        let decode = |d: f32, dmin: f32| {
+            let mut copy = bytes.to_vec();
+            for block in copy.chunks_exact_mut(ty.block_bytes()) {
+                for (at, value) in places.iter().zip([d, dmin]) {
+                    block[*at..*at + 2].copy_from_slice(&f16::from_f32(value).to_le_bytes());
+                }
+            }
+            let mut values = vec![0.0; K];
+            dequantize_row(ty, &copy, &mut values).expect("whole blocks of a decodable type");
+            values.iter().map(|v| *v as i32).collect::<Vec<i32>>()
+        };
+        let scales = |which: usize| {
+            let blocks = bytes.chunks_exact(ty.block_bytes());
+            let scale = |b: &[u8]| {
+                places.get(which).map_or(0.0, |at| f16::from_le_bytes([b[*at], b[at + 1]]).to_f32())
+            };
+            blocks.map(scale).collect::<Vec<f32>>()
+        };
+        let mins = if places.len() > 1 { decode(0.0, -1.0) } else { Vec::new() };
+        Self { codes: decode(1.0, 0.0), mins, d: scales(0), dmin: scales(1) }
+    }
+
+    fn product(&self, q: &[i8], d: &[f32], block_len: usize) -> f32 {
+        let dot = |w: &[i32], q: &[i8]| w.iter().zip(q).map(|(w, q)| w * i32::from(*q)).sum::<i32>();
+        let segments = Segments::of(MatrixRole::AttnIn, K);
+        let mut total = 0.0f32;
+        for s in 0..segments.count() {
+            let mut acc = 0.0f32;
+            let range = segments.range(s);
+            for b in range.start * 256 / block_len..range.end * 256 / block_len {
+                let at = b * block_len..(b + 1) * block_len;
+                acc = (dot(&self.codes[at.clone()], &q[at.clone()]) as f32).mul_add(self.d[b] * d[b], acc);
+                if !self.mins.is_empty() {
+                    acc = (-(dot(&self.mins[at.clone()], &q[at]) as f32)).mul_add(self.dmin[b] * d[b], acc);
+                }
+            }
+            total = if s == 0 { acc } else { total + acc };
+        }
+        total
+    }
+}

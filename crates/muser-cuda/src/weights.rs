@@ -1,0 +1,283 @@
+//! Weights on the card: file map -> pinned staging -> device -> tiles.
+//!
+//! Two staging slots on two streams: while one is repacked, the other is filled by several threads from the map, so that
+//! the page cache or the disk sets the pace. The embedding table stays in the file's format (rows are looked up).
+
+use std::sync::Arc;
+
+use muser_backend::arith::MatrixRole;
+use muser_gguf::GgmlType;
+use muser_model::{Matrix, Model};
+
+use crate::CudaError;
+use crate::driver::{Buffer, Context, Function, Launch, Pinned, Stream};
+use crate::kernels::RepackArgs;
+use crate::matrix::{Part, Product, Tile};
+
+/// Bytes of a staging slot, when the model is large enough to fill it.
+const STAGING_BYTES: usize = 64 << 20;
+
+/// Products and norm weights of a layer.
+pub(crate) struct LayerOnDevice {
+    /// q, k, gate, v.
+    pub(crate) attn_in: Product,
+    pub(crate) attn_out: Product,
+    /// gate, up.
+    pub(crate) ffn_in: Product,
+    pub(crate) ffn_down: Product,
+    pub(crate) attn_norm: u64,
+    pub(crate) q_norm: u64,
+    pub(crate) k_norm: u64,
+    pub(crate) post_attention_norm: u64,
+    pub(crate) ffn_norm: u64,
+    pub(crate) post_ffw_norm: u64,
+}
+
+/// All weights of a model.
+pub(crate) struct Weights {
+    pub(crate) layers: Vec<LayerOnDevice>,
+    pub(crate) output: Product,
+    pub(crate) output_norm: u64,
+    pub(crate) embedding: Buffer<u8>,
+    pub(crate) embedding_type: GgmlType,
+    pub(crate) embedding_row_bytes: usize,
+    _tiles: Buffer<u8>,
+    _norms: Buffer<f32>,
+}
+
+/// Types that the embedding lookup decodes.
+const EMBEDDING_TYPES: [GgmlType; 7] = [
+    GgmlType::F32,
+    GgmlType::F16,
+    GgmlType::BF16,
+    GgmlType::Q8_0,
+    GgmlType::Q4_K,
+    GgmlType::Q5_K,
+    GgmlType::Q6_K,
+];
+
+/// A matrix and where its tiles go.
+struct Job<'a> {
+    matrix: &'a Matrix,
+    tile: Tile,
+    at: usize,
+}
+
+impl Weights {
+    /// Bytes of tiles that one decoded token reads.
+    pub(crate) fn bytes_per_token(&self) -> usize {
+        let layer = |l: &LayerOnDevice| {
+            l.attn_in.bytes() + l.attn_out.bytes() + l.ffn_in.bytes() + l.ffn_down.bytes()
+        };
+        self.layers.iter().map(layer).sum::<usize>() + self.output.bytes()
+    }
+
+    /// Copies and repacks; `repack[tile]` are the kernels.
+    pub(crate) fn load(
+        context: &Arc<Context>,
+        model: &Model,
+        repack: &[Function; 4],
+    ) -> Result<Self, CudaError> {
+        let geometry = &model.geometry;
+        let mut plan = Plan::default();
+        let mut layers = Vec::with_capacity(geometry.layers());
+        for layer in &model.layers {
+            let attention = [&layer.attn_q, &layer.attn_k, &layer.attn_gate, &layer.attn_v];
+            let hidden = geometry.hidden;
+            layers.push(LayerOnDevice {
+                attn_in: plan.product(MatrixRole::AttnIn, hidden, &attention)?,
+                attn_out: plan.product(MatrixRole::AttnOut, geometry.q_width(), &[&layer.attn_output])?,
+                ffn_in: plan.product(MatrixRole::FfnIn, hidden, &[&layer.ffn_gate, &layer.ffn_up])?,
+                ffn_down: plan.product(MatrixRole::FfnDown, geometry.ffn, &[&layer.ffn_down])?,
+                attn_norm: plan.norm(&layer.attn_norm),
+                q_norm: plan.norm(&layer.attn_q_norm),
+                k_norm: plan.norm(&layer.attn_k_norm),
+                post_attention_norm: plan.norm(&layer.post_attention_norm),
+                ffn_norm: plan.norm(&layer.ffn_norm),
+                post_ffw_norm: plan.norm(&layer.post_ffw_norm),
+            });
+        }
+        let mut output = plan.product(MatrixRole::Output, geometry.hidden, &[&model.output])?;
+        let output_norm = plan.norm(&model.output_norm);
+
+        let table = &model.token_embd;
+        if !EMBEDDING_TYPES.contains(&table.ty) {
+            return Err(CudaError::Unsupported(format!("{table:?}: no lookup for this type")));
+        }
+        let tiles = Buffer::<u8>::new(context, plan.bytes, "the weights")?;
+        let norms = Buffer::from_slice(context, &plan.norms, "the norm weights")?;
+        let embedding = Buffer::<u8>::new(context, table.bytes().len(), "the embedding table")?;
+        upload(context, &plan.jobs, &tiles, repack, (table.bytes(), &embedding))?;
+
+        // Until now addresses were offsets.
+        let place = |product: &mut Product| {
+            for part in &mut product.parts {
+                part.address += tiles.at(0);
+            }
+        };
+        let norm = |offset: &mut u64| *offset = norms.at(*offset as usize);
+        for layer in &mut layers {
+            for product in [&mut layer.attn_in, &mut layer.attn_out, &mut layer.ffn_in, &mut layer.ffn_down] {
+                place(product);
+            }
+            for offset in [
+                &mut layer.attn_norm,
+                &mut layer.q_norm,
+                &mut layer.k_norm,
+                &mut layer.post_attention_norm,
+                &mut layer.ffn_norm,
+                &mut layer.post_ffw_norm,
+            ] {
+                norm(offset);
+            }
+        }
+        place(&mut output);
+        let mut output_norm = output_norm;
+        norm(&mut output_norm);
+        Ok(Self {
+            layers,
+            output,
+            output_norm,
+            embedding_type: table.ty,
+            embedding_row_bytes: table.row_bytes(),
+            embedding,
+            _tiles: tiles,
+            _norms: norms,
+        })
+    }
+}
+
+#[derive(Default)]
+struct Plan<'a> {
+    jobs: Vec<Job<'a>>,
+    bytes: usize,
+    norms: Vec<f32>,
+}
+
+impl<'a> Plan<'a> {
+    fn product(&mut self, role: MatrixRole, k: usize, matrices: &[&'a Matrix]) -> Result<Product, CudaError> {
+        let mut product = Product::new(role, k);
+        matrices.iter().try_for_each(|matrix| self.add(&mut product, matrix))?;
+        Ok(product)
+    }
+
+    /// Appends a matrix to a product, to its last part if the tiles agree.
+    fn add(&mut self, product: &mut Product, matrix: &'a Matrix) -> Result<(), CudaError> {
+        let unsupported = |what: &str| Err(CudaError::Unsupported(format!("{matrix:?}: {what}")));
+        let Some(tile) = Tile::of(matrix.ty) else { return unsupported("no kernel for this type") };
+        if !matrix.cols.is_multiple_of(256) {
+            return unsupported("inputs must be a multiple of 256");
+        }
+        if matrix.scale != 1.0 {
+            return unsupported("a factor on the product is not supported");
+        }
+        let row_tiles = matrix.rows.div_ceil(16);
+        let bytes = row_tiles * (matrix.cols / 256) * tile.bytes();
+        let at = match product.parts.last_mut() {
+            // The jobs of one product follow each other, so its last part ends where the next matrix begins.
+            Some(last) if last.tile == tile && matrix.rows.is_multiple_of(16) => {
+                last.row_tiles += row_tiles as u32;
+                self.bytes
+            }
+            _ => {
+                self.bytes = self.bytes.next_multiple_of(256);
+                product.parts.push(Part {
+                    tile,
+                    address: self.bytes as u64,
+                    row_tiles: row_tiles as u32,
+                    first_row: product.out_rows as u32,
+                });
+                self.bytes
+            }
+        };
+        self.jobs.push(Job { matrix, tile, at });
+        self.bytes = at + bytes;
+        product.out_rows += row_tiles * 16;
+        Ok(())
+    }
+
+    /// Adds a norm vector and returns its offset in values, aligned for 16-byte loads.
+    fn norm(&mut self, values: &[f32]) -> u64 {
+        let at = self.norms.len().next_multiple_of(4);
+        self.norms.resize(at, 0.0);
+        self.norms.extend_from_slice(values);
+        at as u64
+    }
+}
+
+struct Slot {
+    stream: Stream,
+    pinned: Pinned<u8>,
+    raw: Buffer<u8>,
+}
+
+fn upload(
+    context: &Arc<Context>,
+    jobs: &[Job<'_>],
+    tiles: &Buffer<u8>,
+    repack: &[Function; 4],
+    (table, table_on_device): (&[u8], &Buffer<u8>),
+) -> Result<(), CudaError> {
+    let total: usize = jobs.iter().map(|j| j.matrix.bytes().len()).sum();
+    let widest = jobs.iter().map(|j| j.matrix.row_bytes() * 16).max().unwrap_or(0);
+    let slot_bytes = STAGING_BYTES.min(total.div_ceil(4)).max(widest).max(1 << 20);
+    let slot = || -> Result<Slot, CudaError> {
+        Ok(Slot {
+            stream: Stream::new(context)?,
+            pinned: Pinned::zeroed(context, slot_bytes)?,
+            raw: Buffer::new(context, slot_bytes, "weight staging")?,
+        })
+    };
+    let mut slots = [slot()?, slot()?];
+    let mut turn = 0;
+    for job in jobs {
+        let bytes = job.matrix.bytes();
+        let (row_bytes, kb) = (job.matrix.row_bytes(), job.matrix.cols / 256);
+        let rows_per_chunk = slot_bytes / row_bytes / 16 * 16;
+        let mut first = 0;
+        while first < job.matrix.rows {
+            let rows = rows_per_chunk.min(job.matrix.rows - first);
+            let chunk = &bytes[first * row_bytes..][..rows * row_bytes];
+            let slot = &mut slots[turn % 2];
+            turn += 1;
+            slot.stream.synchronize()?;
+            copy_in_parallel(chunk, slot.pinned.slice_mut());
+            slot.stream.upload(&slot.pinned, 0, &slot.raw, 0, chunk.len())?;
+            let words = (rows.div_ceil(16) * kb * job.tile.bytes() / 4) as u64;
+            let args = RepackArgs {
+                src: slot.raw.at(0),
+                dst: tiles.at(job.at + first / 16 * kb * job.tile.bytes()),
+                words,
+                rows: rows as u32,
+                kb: kb as u32,
+                type_id: job.matrix.ty.id(),
+            };
+            let shape = Launch { overlap: false, ..Launch::new((words.div_ceil(256) as u32, 1), 256) };
+            slot.stream.launch(&repack[job.tile as usize], shape, &args)?;
+            first += rows;
+        }
+    }
+    for (i, chunk) in table.chunks(slot_bytes).enumerate() {
+        let slot = &mut slots[turn % 2];
+        turn += 1;
+        slot.stream.synchronize()?;
+        copy_in_parallel(chunk, slot.pinned.slice_mut());
+        slot.stream.upload(&slot.pinned, 0, table_on_device, i * slot_bytes, chunk.len())?;
+    }
+    slots.iter().try_for_each(|s| s.stream.synchronize())
+}
+
+/// One thread cannot read a map at the speed of the bus (page faults), so several do.
+fn copy_in_parallel(from: &[u8], to: &mut [u8]) {
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(8);
+    let share = from.len().div_ceil(threads).max(1 << 20);
+    if from.len() <= share {
+        to[..from.len()].copy_from_slice(from);
+        return;
+    }
+    std::thread::scope(|scope| {
+        for (source, target) in from.chunks(share).zip(to.chunks_mut(share)) {
+            scope.spawn(|| target[..source.len()].copy_from_slice(source));
+        }
+    });
+}

@@ -1,0 +1,64 @@
+//! Every kernel compiles for every architecture, without spilling registers, on a machine without a card.
+//!
+//! Needs NVRTC only (`pip install nvidia-cuda-nvrtc` into a virtual environment, or a CUDA toolkit); skipped loudly where
+//! there is none.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use muser_cuda::kernels::{FILES, KernelFile};
+use muser_cuda::nvrtc;
+
+/// Kernels that spill a little, by architecture: where 512 threads leave 128 registers to two accumulators of 32 rows x
+/// 32 tokens, and where a row of up to 32 warps leaves 64. What spills are addresses, outside the inner loop.
+const KNOWN_SPILLS: [(&str, &[u32]); 6] = [
+    ("many_q4k", &[90, 100]),
+    ("many_q5k", &[90, 100]),
+    ("many_q6k", &[90, 100, 120]),
+    ("many_q80", &[100]),
+    ("few_q6k_16", &[120]),
+    ("norm_rows", &[100, 120]),
+];
+const KNOWN_SPILL_BYTES: u32 = 320;
+
+#[test]
+fn all_kernels_compile_for_all_architectures() {
+    if let Err(error) = nvrtc::find() {
+        eprintln!("SKIPPED: kernels are not compiled: {error}");
+        return;
+    }
+    let jobs: Vec<_> =
+        [80, 86, 89, 90, 100, 120].iter().flat_map(|a| FILES.iter().map(move |f| (f, *a))).collect();
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, std::num::NonZero::get) {
+            scope.spawn(|| {
+                while let Some((file, arch)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    check(file, *arch);
+                }
+            });
+        }
+    });
+}
+
+fn check(file: &KernelFile, arch: u32) {
+    let compiled = nvrtc::compile(file, arch).expect("the kernels compile");
+    assert!(compiled.image.starts_with(b"\x7fELF"), "{} for sm_{arch}: not machine code", file.name);
+    let mut found: Vec<&str> = compiled.usage.iter().map(|u| u.kernel.as_str()).collect();
+    let mut expected = file.kernels.to_vec();
+    found.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(found, expected, "kernels of {}", file.name);
+    for usage in &compiled.usage {
+        let known =
+            KNOWN_SPILLS.iter().any(|(kernel, archs)| usage.kernel == *kernel && archs.contains(&arch));
+        let allowed = if known { KNOWN_SPILL_BYTES } else { 0 };
+        assert!(
+            usage.spill_bytes <= allowed,
+            "{} for sm_{arch} spills {} bytes with {} registers",
+            usage.kernel,
+            usage.spill_bytes,
+            usage.registers
+        );
+        assert!(usage.registers > 0, "{}: no register count in the assembler's log", usage.kernel);
+    }
+}
