@@ -164,7 +164,7 @@ fn speed(model: &Model) -> Outcome {
     let mut executor = CudaExecutor::new(model, CudaOptions::default())?;
     let load_seconds = start.elapsed().as_secs_f64();
     let weight_bytes = executor.weight_bytes();
-    let read_bytes = weight_bytes.min(8 << 30).max(1 << 28) & !15;
+    let read_bytes = weight_bytes.clamp(1 << 28, 8 << 30) & !15;
     let read_rate = read_bytes as f64 / executor.measure_plain_read(read_bytes)?;
 
     let deepest = if g.context > 100_000 { 131_072 - 64 } else { g.context - 64 };
@@ -232,12 +232,10 @@ fn ring_len(executor: &CudaExecutor, g: &Geometry) -> usize {
 fn push(
     batch: &mut StepBatch,
     g: &Geometry,
-    ring: usize,
-    full: &[BlockId],
-    sequence: usize,
+    (full, sequence, ring): (&[BlockId], usize, usize),
     pos: usize,
     ids: &[u32],
-    last: bool,
+    all_logits: bool,
 ) {
     let first = g.first_visible(pos) / BLOCK_LEN;
     let end = (pos + ids.len()).div_ceil(BLOCK_LEN);
@@ -245,7 +243,7 @@ fn push(
         (first..end.max(first + 1)).map(|b| BlockId((sequence * ring + b % ring) as u32)).collect();
     batch.push_seq(pos as u32, full, first as u32, &sliding);
     for (i, &id) in ids.iter().enumerate() {
-        let wants = RowWants { logits: !last || i + 1 == ids.len(), ..RowWants::default() };
+        let wants = RowWants { logits: all_logits || i + 1 == ids.len(), ..RowWants::default() };
         batch.push_row(Row { input: RowInput::Token(id), wants });
     }
 }
@@ -258,7 +256,7 @@ fn decode_ms(executor: &mut CudaExecutor, g: &Geometry, depth: usize, rows: usiz
     for step in 0..40 {
         batch.clear();
         for (s, full) in tables.iter().enumerate() {
-            push(&mut batch, g, ring, full, s, depth + step, &[random.below(g.vocab) as u32], false);
+            push(&mut batch, g, (full, s, ring), depth + step, &[random.below(g.vocab) as u32], true);
         }
         let start = Instant::now();
         executor.step(&batch, &mut out)?;
@@ -287,7 +285,7 @@ fn prefill_seconds(
             let n = chunk.min(count - done);
             let ids: Vec<u32> = (0..n).map(|_| random.below(g.vocab) as u32).collect();
             batch.clear();
-            push(&mut batch, g, ring, &tables[0], 0, depth + done, &ids, true);
+            push(&mut batch, g, (&tables[0], 0, ring), depth + done, &ids, false);
             executor.step(&batch, &mut out)?;
             done += n;
         }

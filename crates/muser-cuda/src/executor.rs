@@ -452,7 +452,7 @@ fn check_scores(model: &Model) -> Result<(), CudaError> {
     for (i, layer) in model.layers.iter().enumerate() {
         let (q, k) = (largest(&layer.attn_q_norm), largest(&layer.attn_k_norm));
         let bound = q * k * (model.geometry.head_dim as f32).sqrt() * std::f32::consts::LOG2_E;
-        if !(bound <= MAX_LOG2_SCORE) {
+        if bound.is_nan() || bound > MAX_LOG2_SCORE {
             return Err(CudaError::Unsupported(format!(
                 "layer {i}: norm weights up to {q} and {k} allow attention scores up to 2^{bound}, the kernels take \
                  2^{MAX_LOG2_SCORE}"

@@ -249,6 +249,7 @@ impl ScalarRow {
         for s in 0..segments.count() {
             let mut acc = 0.0f32;
             let range = segments.range(s);
+            #[expect(clippy::needless_range_loop, reason = "the block number indexes five arrays")]
             for b in range.start * 256 / block_len..range.end * 256 / block_len {
                 let at = b * block_len..(b + 1) * block_len;
                 acc = (dot(&self.codes[at.clone()], &q[at.clone()]) as f32).mul_add(self.d[b] * d[b], acc);
