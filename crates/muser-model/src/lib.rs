@@ -6,6 +6,7 @@ pub mod cost;
 mod dflash;
 mod error;
 mod geometry;
+pub mod inspect;
 pub mod known;
 pub mod synth;
 mod weights;

@@ -1,0 +1,371 @@
+//! The contract of a model file, from both sides: what is wrong is refused with its name, what is merely odd is told.
+//!
+//! The files are synthetic ones in which one key or one tensor is changed.
+
+use std::sync::Arc;
+
+use muser_gguf::{GgmlType, GgufFile, GgufWriter, Value};
+use muser_model::inspect::{Inspection, Kind, inspect_file};
+use muser_model::synth::{self, Mix, Preset, SynthOptions};
+use muser_model::{Geometry, Model};
+
+/// An ordinary small file.
+fn tiny(mix: Mix) -> GgufFile {
+    let bytes = synth::to_bytes(&SynthOptions::new(Preset::Tiny, mix)).expect("possible");
+    GgufFile::from_bytes(bytes).expect("valid")
+}
+
+fn tiny_q8_0() -> GgufFile {
+    tiny(Mix::Uniform(GgmlType::Q8_0))
+}
+
+/// What becomes of a tensor in [`rewrite`].
+struct Tensor {
+    name: String,
+    dims: Vec<u64>,
+    ty: GgmlType,
+    data: Vec<u8>,
+}
+
+/// Copies a file, with changes: `key` may write something else in place of a key (and return true), `tensor` may change
+/// or drop a tensor (and return false).
+fn rewrite(
+    file: &GgufFile,
+    key: impl Fn(&mut GgufWriter, &str) -> bool,
+    tensor: impl Fn(&mut Tensor) -> bool,
+) -> Arc<GgufFile> {
+    let mut writer = GgufWriter::new();
+    for (name, value) in file.metadata() {
+        if !key(&mut writer, name) {
+            writer.put(name, value).expect("unique");
+        }
+    }
+    let mut tensors: Vec<Tensor> = file
+        .tensors()
+        .iter()
+        .map(|info| Tensor {
+            name: info.name.clone(),
+            dims: info.dims.clone(),
+            ty: info.ty,
+            data: file.tensor_data(info).to_vec(),
+        })
+        .collect();
+    tensors.retain_mut(tensor);
+    for t in &tensors {
+        writer.tensor(&t.name, &t.dims, t.ty).expect("valid");
+    }
+    let header = writer.finish();
+    let mut sink = header.stream(Vec::new()).expect("written");
+    for t in &mut tensors {
+        let bytes = (t.dims.iter().product::<u64>() as usize / t.ty.block_len()) * t.ty.block_bytes();
+        t.data.resize(bytes, 0);
+        sink.write(&t.data).expect("written");
+    }
+    Arc::new(GgufFile::from_bytes(sink.finish().expect("complete")).expect("valid"))
+}
+
+fn with_key(key: &str, value: Option<Value<'_>>) -> Arc<GgufFile> {
+    let found = std::cell::Cell::new(false);
+    let file = rewrite(
+        &tiny_q8_0(),
+        |writer, name| {
+            // The key goes first, in case the file has none.
+            if !found.replace(true)
+                && let Some(value) = value
+            {
+                writer.put(key, value).expect("unique");
+            }
+            name == key
+        },
+        |_| true,
+    );
+    assert!(found.get());
+    file
+}
+
+fn refusal(file: Arc<GgufFile>) -> String {
+    Model::from_gguf(file).map(|_| ()).expect_err("refused").to_string()
+}
+
+#[test]
+fn wrong_figures_name_key_expected_and_found() {
+    let arch = |name: &str| format!("muse-glimmer.{name}");
+    let rows: &[(&str, Option<Value<'_>>, &str)] = &[
+        ("block_count", Some(Value::U32(100_000)), "expected 1 to 1024, found 100000"),
+        ("block_count", Some(Value::U32(0)), "expected 1 to 1024, found 0"),
+        ("block_count", None, "expected an unsigned integer, found no such key"),
+        ("block_count", Some(Value::I32(-4)), "expected an unsigned integer, found i32 -4"),
+        ("block_count", Some(Value::F32(4.0)), "expected an unsigned integer, found f32 4.0"),
+        ("embedding_length", Some(Value::U64(1 << 60)), "expected 1 to 16777216, found 1152921504606846976"),
+        ("feed_forward_length", Some(Value::U32(0)), "expected 1 to 16777216, found 0"),
+        ("context_length", Some(Value::U32(0)), "expected 1 to 16777216, found 0"),
+        ("attention.head_count", Some(Value::U32(0)), "expected 1 to 65536, found 0"),
+        ("attention.head_count_kv", Some(Value::U32(3)), "expected a divisor of the 4 query heads, found 3"),
+        ("attention.head_count_kv", Some(Value::U32(8)), "expected 1 to 4, found 8"),
+        ("attention.key_length", Some(Value::U32(63)), "expected an even number, found 63"),
+        ("attention.key_length", Some(Value::U32(4096)), "expected 1 to 1024, found 4096"),
+        ("attention.value_length", Some(Value::U32(128)), "expected 64, the key length, found 128"),
+        ("rope.dimension_count", Some(Value::U32(32)), "expected 64, the key length, found 32"),
+        (
+            "attention.layer_norm_rms_epsilon",
+            Some(Value::F32(0.0)),
+            "expected a finite number above zero, found 0",
+        ),
+        (
+            "attention.layer_norm_rms_epsilon",
+            Some(Value::F32(f32::NAN)),
+            "expected a finite number above zero, found NaN",
+        ),
+        ("rope.freq_base", Some(Value::F32(-1.0)), "expected a finite number above zero, found -1"),
+        ("rope.freq_base", None, "expected a float, found no such key"),
+        ("rope.freq_base_swa", Some(Value::F32(0.0)), "expected a finite number above zero, found 0"),
+        ("logit_scale", None, "expected a float, found no such key"),
+        ("logit_scale", Some(Value::F32(f32::INFINITY)), "expected a finite number above zero, found inf"),
+        (
+            "final_logit_softcapping",
+            Some(Value::F32(-20.0)),
+            "expected a finite number above zero, found -20",
+        ),
+        ("attention.sliding_window", Some(Value::U32(0)), "expected 1 to 16777216, found 0"),
+        ("attention.sliding_window_pattern", None, "expected an unsigned integer, found no such key"),
+        ("attention.sliding_window_pattern", Some(Value::U32(0)), "expected 1 to 4, found 0"),
+        (
+            "attention.sliding_window_pattern",
+            Some(Value::U32(3)),
+            "expected a divisor of the 4 layers, or one bool for each layer, found 3",
+        ),
+        ("vocab_size", Some(Value::U32(511)), "expected 512, the tokens of the tokenizer, found 511"),
+        (
+            "rope.scaling.type",
+            Some(Value::String("yarn")),
+            r#"expected no scaling of positions, found "yarn""#,
+        ),
+        ("attn_logit_softcapping", Some(Value::F32(50.0)), "expected no such feature, found 50.0"),
+        ("expert_count", Some(Value::U32(8)), "expected no such feature, found 8"),
+    ];
+    for (name, value, expected) in rows {
+        let found = refusal(with_key(&arch(name), *value));
+        let found = found.strip_prefix("metadata key ").unwrap_or(&found);
+        assert_eq!(found, format!("{}: {expected}", arch(name)));
+    }
+    assert_eq!(
+        refusal(with_key("general.architecture", Some(Value::String("llama")))),
+        r#"general.architecture: expected "muse-glimmer", found "llama""#
+    );
+    assert_eq!(
+        refusal(with_key("general.architecture", None)),
+        "metadata key general.architecture: expected a string, found no such key"
+    );
+}
+
+#[test]
+fn a_window_pattern_of_another_length_is_refused() {
+    let key = "muse-glimmer.attention.sliding_window_pattern";
+    let file = rewrite(
+        &tiny_q8_0(),
+        |writer, name| name == key && writer.put_bools(key, [true; 5]).is_ok(),
+        |_| true,
+    );
+    assert_eq!(refusal(file), format!("{key}: expected 4 entries, one for each layer, found 5"));
+    let file =
+        rewrite(&tiny_q8_0(), |writer, name| name == key && writer.put_i32s(key, [1; 4]).is_ok(), |_| true);
+    assert_eq!(
+        refusal(file),
+        format!("metadata key {key}: expected an array of bools, found array an array of 4 i32")
+    );
+}
+
+#[test]
+fn what_may_be_missing() {
+    let geometry = |key: &str, value| Geometry::from_gguf(&with_key(key, value)).expect("tolerated");
+    let tiny = Preset::Tiny.geometry();
+    assert_eq!(geometry("muse-glimmer.final_logit_softcapping", None).softcap, None);
+    assert_eq!(geometry("muse-glimmer.final_logit_softcapping", Some(Value::F32(0.0))).softcap, None);
+    assert_eq!(geometry("muse-glimmer.attention.sliding_window", None).window, tiny.context);
+    assert_eq!(geometry("muse-glimmer.attention.value_length", None), tiny);
+    assert_eq!(geometry("muse-glimmer.vocab_size", None), tiny);
+    assert_eq!(geometry("tokenizer.ggml.tokens", None), tiny);
+    assert_eq!(geometry("muse-glimmer.rope.freq_base_swa", Some(Value::F32(1e4))).rope_theta, 1e4);
+    assert_eq!(geometry("muse-glimmer.block_count", Some(Value::U8(4))), tiny);
+}
+
+#[test]
+fn every_tensor_is_needed_in_its_shape() {
+    let file = tiny_q8_0();
+    for info in file
+        .tensors()
+        .iter()
+        .filter(|info| !info.name.starts_with("blk.1") && !info.name.starts_with("blk.2"))
+    {
+        let name = &info.name;
+        let shape: Vec<usize> = info.dims.iter().map(|dim| *dim as usize).collect();
+        let missing = rewrite(&file, |_, _| false, |tensor| tensor.name != *name);
+        assert_eq!(
+            refusal(missing),
+            format!("tensor {name}: expected a tensor of shape {shape:?}, found no such tensor")
+        );
+        let longer = rewrite(
+            &file,
+            |_, _| false,
+            |tensor| {
+                if tensor.name == *name {
+                    *tensor.dims.last_mut().expect("dimensions") += 1;
+                }
+                true
+            },
+        );
+        let mut found = shape.clone();
+        *found.last_mut().expect("dimensions") += 1;
+        assert_eq!(refusal(longer), format!("tensor {name}: expected shape {shape:?}, found {found:?}"));
+    }
+}
+
+#[test]
+fn a_header_without_tensors_names_the_first_missing_one() {
+    let file = rewrite(&tiny_q8_0(), |_, _| false, |_| false);
+    assert_eq!(
+        refusal(file),
+        "tensor token_embd.weight: expected a tensor of shape [256, 512], found no such tensor"
+    );
+}
+
+#[test]
+fn tensor_types_and_values_are_checked() {
+    let change = |name: &'static str, change: fn(&mut Tensor)| {
+        rewrite(
+            &tiny_q8_0(),
+            |_, _| false,
+            |tensor| {
+                if tensor.name == name {
+                    change(tensor);
+                }
+                true
+            },
+        )
+    };
+    assert_eq!(
+        refusal(change("blk.1.attn_v.weight", |tensor| tensor.ty = GgmlType::IQ2_S)),
+        "tensor blk.1.attn_v.weight: expected a type that muser can multiply with, found IQ2_S; take a file quantised \
+         to Q2_K, Q3_K, IQ4_XS or more bits"
+    );
+    assert_eq!(
+        refusal(change("output_norm.weight", |tensor| tensor.ty = GgmlType::Q8_0)),
+        "tensor output_norm.weight: expected type F32, F16 or BF16, found Q8_0"
+    );
+    assert_eq!(
+        refusal(change("blk.2.ffn_norm.weight", |tensor| tensor.data[28..32]
+            .copy_from_slice(&[0, 0, 0x80, 0x7F]))),
+        "tensor blk.2.ffn_norm.weight: expected finite numbers, found inf at index 7"
+    );
+    // Trailing dimensions of 1 mean nothing, so they are tolerated.
+    Model::from_gguf(change("output.weight", |tensor| tensor.dims.extend([1, 1]))).expect("tolerated");
+}
+
+#[test]
+fn a_factor_beside_a_matrix_is_bound() {
+    let file =
+        GgufFile::from_bytes(synth::tiny(&Preset::Tiny.geometry(), GgmlType::NVFP4, 3).expect("possible"))
+            .expect("valid");
+    let model = Model::from_gguf(Arc::new(file)).expect("fits");
+    let spread = 0.732_87 * 5.852_35;
+    assert!(
+        (model.layers[0].attn_q.scale * spread * 16.0 - 1.0).abs() < 1e-3,
+        "{}",
+        model.layers[0].attn_q.scale
+    );
+    assert_eq!(model.token_embd.scale, 1.0);
+}
+
+fn inspection(file: &Arc<GgufFile>) -> Inspection {
+    let found = inspect_file(file);
+    assert_eq!(found.tensor_bytes, file.tensors().iter().map(|tensor| tensor.len as u64).sum::<u64>());
+    found
+}
+
+#[test]
+fn inspection_of_an_ordinary_file() {
+    let found = inspection(&Arc::new(tiny(Mix::Medium(GgmlType::Q4_K))));
+    assert_eq!(found.odd, [] as [String; 0]);
+    assert_eq!((found.problem, found.kind), (None, Kind::Text(Box::new(Preset::Tiny.geometry()))));
+    assert_eq!((found.tensors, found.version, found.alignment, found.known_file), (59, 3, 32, None));
+    let types: Vec<_> = found.types.iter().map(|share| (share.ty.name(), share.tensors)).collect();
+    // Layers 2 and 3 have more bits for two matrices, and so has the vocabulary matrix.
+    assert_eq!(types, [("Q4_K", 34 - 5), ("Q6_K", 5), ("F32", 25)]);
+    assert_eq!(found.file_bytes, found.data_start as u64 + found.tensor_bytes);
+}
+
+#[test]
+fn inspection_tells_what_is_odd() {
+    let key = |name: &str| format!("muse-glimmer.{name}");
+    let rows: &[(Arc<GgufFile>, &str)] = &[
+        (
+            with_key(&key("attention.magic"), Some(Value::U8(1))),
+            "keys that muser does not know: muse-glimmer.attention.magic",
+        ),
+        (with_key("general.alignment", Some(Value::U32(64))), "alignment 64, usual is 32"),
+        (
+            with_key(&key("attention.sliding_window_pattern"), Some(Value::U32(4))),
+            "the window pattern is a period (4), not one bool for each layer",
+        ),
+        (
+            with_key(&key("attention.sliding_window_pattern"), Some(Value::U32(2))),
+            "the window pattern is not three sliding layers and a full one",
+        ),
+        (
+            with_key(&key("logit_scale"), Some(Value::F32(0.5))),
+            "logit_scale is 0.5, usual for this width is 1.000000",
+        ),
+        (
+            with_key("tokenizer.ggml.pre", Some(Value::String("gpt-4o"))),
+            r#"tokenizer.ggml.pre is "gpt-4o", usual is "llama4""#,
+        ),
+        (
+            with_key("tokenizer.ggml.tokens", None),
+            "there is no tokenizer: only token ids can be given and returned",
+        ),
+        (with_key("tokenizer.chat_template", None), "there is no chat template"),
+        (
+            with_key("tokenizer.ggml.eot_token_id", Some(Value::U32(512))),
+            "tokenizer.ggml.eot_token_id is 512, there are 512 tokens",
+        ),
+        (with_key("tokenizer.ggml.merges", None), "there is no tokenizer.ggml.merges"),
+        (Arc::new(tiny_q8_0()), "types that the released files do not have: Q8_0"),
+        (
+            rewrite(
+                &tiny_q8_0(),
+                |_, _| false,
+                |tensor| {
+                    if tensor.name == "blk.0.attn_q_norm.weight" {
+                        tensor.data[..4].copy_from_slice(&1.0_f32.to_le_bytes());
+                    }
+                    true
+                },
+            ),
+            "attn_q_norm or attn_k_norm vectors are not constant",
+        ),
+    ];
+    for (file, expected) in rows {
+        let found = inspection(file);
+        assert!(found.odd.iter().any(|odd| odd == expected), "expected {expected:?} in {:?}", found.odd);
+        assert_eq!(found.problem, None);
+    }
+}
+
+#[test]
+fn inspection_of_files_that_are_no_models() {
+    let found = inspection(&with_key("general.architecture", Some(Value::String("clip"))));
+    assert_eq!(found.kind, Kind::Unusable);
+    assert_eq!(found.architecture.as_deref(), Some("clip"));
+    assert!(
+        found
+            .problem
+            .expect("a reason")
+            .contains("a vision projector, which works only beside its text model")
+    );
+
+    let mut bytes =
+        synth::to_bytes(&SynthOptions::new(Preset::Tiny, Mix::Uniform(GgmlType::F32))).expect("possible");
+    bytes.extend([0; 100]);
+    let found = inspection(&Arc::new(GgufFile::from_bytes(bytes).expect("valid")));
+    assert_eq!(found.odd, ["(in memory): 100 bytes after the last tensor"]);
+}
