@@ -1,0 +1,186 @@
+//! Blocks that come from outside (a pack, a peer) and blocks that go there.
+//!
+//! An import is a sequence whose rows somebody else has computed: memory is reserved, filled by the caller, and becomes
+//! known all at once or not at all.
+
+use crate::{BLOCK_LEN, BlockHash, BlockId, KvCache, KvError, KvGroup, Unit};
+
+/// A block that an import wants filled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImportBlock {
+    /// Its group.
+    pub group: KvGroup,
+    /// Which positions: `[256 index, 256 (index + 1))`.
+    pub index: usize,
+    /// Where to write them.
+    pub block: BlockId,
+}
+
+/// Memory reserved for an import; end it with [`KvCache::finish_import`] or [`KvCache::abort_import`].
+#[derive(Debug)]
+#[must_use = "an import must be finished or aborted"]
+pub struct Import {
+    units: Vec<Unit>,
+    /// Full blocks from position 0: known ones first, then new ones.
+    full: Vec<BlockId>,
+    known: usize,
+    /// Sliding blocks of the window before the end; `true`: new.
+    sliding: Vec<(BlockId, bool)>,
+    sliding_first: usize,
+}
+
+impl Import {
+    /// The blocks to fill.
+    pub fn blocks(&self) -> impl Iterator<Item = ImportBlock> + '_ {
+        let full = self.full.iter().enumerate().skip(self.known);
+        let full = full.map(|(index, &block)| ImportBlock { group: KvGroup::Full, index, block });
+        let sliding = self.sliding.iter().enumerate().filter(|(_, (_, new))| *new);
+        let first = self.sliding_first;
+        let sliding = sliding.map(move |(i, &(block, _))| ImportBlock {
+            group: KvGroup::Sliding,
+            index: first + i,
+            block,
+        });
+        full.chain(sliding)
+    }
+}
+
+/// A known full block on the way out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeldBlock {
+    /// Its place in the hash chain.
+    pub hash: BlockHash,
+    /// The block of the full group.
+    pub full: BlockId,
+    /// The block of the sliding group, if it is still there.
+    pub sliding: Option<BlockId>,
+}
+
+/// A prefix held for export: nothing of it is evicted until [`KvCache::unhold`].
+#[derive(Debug)]
+#[must_use = "held blocks must be let go"]
+pub struct Held {
+    /// The blocks, from position 0.
+    pub blocks: Vec<HeldBlock>,
+}
+
+impl KvCache {
+    /// Reserves what is missing to resume at block boundary `blocks` of this prefix.
+    pub fn begin_import(&mut self, units: &[Unit], blocks: usize) -> Result<Import, KvError> {
+        let end = blocks * BLOCK_LEN;
+        let Some(units) = units.get(..end) else {
+            return Err(KvError::ShortImport { blocks, needed: end, found: units.len() });
+        };
+        self.tick += 1;
+        let full = self.walk(units, end);
+        for &block in &full {
+            self.full.add_ref(block);
+            self.tree.touch(block, self.tick);
+        }
+        let mut import = Import {
+            units: units.to_vec(),
+            known: full.len(),
+            full,
+            sliding: Vec::new(),
+            sliding_first: self.first_sliding_block(end).min(blocks),
+        };
+        // Known sliding blocks first, so that making room does not evict them.
+        for index in import.sliding_first..blocks {
+            let known = import.full.get(index).and_then(|&block| self.tree.sliding(block));
+            if let Some(block) = known {
+                self.sliding.add_ref(block);
+            }
+            import.sliding.push((known.unwrap_or(BlockId(u32::MAX)), known.is_none()));
+        }
+        for i in 0..import.sliding.len() {
+            if import.sliding[i].1 {
+                match self.allocate(KvGroup::Sliding) {
+                    Ok(block) => import.sliding[i].0 = block,
+                    Err(error) => {
+                        self.abort_import(import);
+                        return Err(error);
+                    }
+                }
+            }
+        }
+        while import.full.len() < blocks {
+            match self.allocate(KvGroup::Full) {
+                Ok(block) => import.full.push(block),
+                Err(error) => {
+                    self.abort_import(import);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(import)
+    }
+
+    /// The caller has filled every block of [`Import::blocks`]: all become known.
+    pub fn finish_import(&mut self, import: Import) {
+        self.tick += 1;
+        let mut parent = None;
+        for (index, &block) in import.full.iter().enumerate() {
+            let sliding = index.checked_sub(import.sliding_first).map(|i| import.sliding[i].0);
+            let units = &import.units[index * BLOCK_LEN..][..BLOCK_LEN];
+            let hash = self.tree.hash_after(parent.map(|p| self.tree.hash(p)), units);
+            // Somebody may have computed the same block meanwhile.
+            let at = match self.tree.find_full(parent, &hash, None) {
+                Some(known) => {
+                    if let (None, Some(sliding)) = (self.tree.sliding(known), sliding) {
+                        self.own_sliding(known, sliding);
+                    }
+                    known
+                }
+                None => {
+                    self.publish(block, parent, sliding);
+                    for &unit in units {
+                        self.tree.push(block, unit);
+                    }
+                    block
+                }
+            };
+            self.tree.touch(at, self.tick);
+            parent = Some(at);
+        }
+        self.abort_import(import);
+    }
+
+    /// Gives up an import; nothing becomes known.
+    pub fn abort_import(&mut self, import: Import) {
+        for (block, _) in import.sliding {
+            if block.0 != u32::MAX {
+                self.sliding.drop_ref(block);
+            }
+        }
+        for block in import.full {
+            self.full.drop_ref(block);
+        }
+    }
+
+    /// Holds the known full blocks of a prefix, as many as there are.
+    pub fn hold(&mut self, units: &[Unit]) -> Held {
+        self.tick += 1;
+        let path = self.walk(units, units.len());
+        let mut blocks = Vec::with_capacity(path.len());
+        for full in path {
+            self.full.add_ref(full);
+            self.tree.touch(full, self.tick);
+            let sliding = self.tree.sliding(full);
+            if let Some(sliding) = sliding {
+                self.sliding.add_ref(sliding);
+            }
+            blocks.push(HeldBlock { hash: *self.tree.hash(full), full, sliding });
+        }
+        Held { blocks }
+    }
+
+    /// Lets held blocks go.
+    pub fn unhold(&mut self, held: Held) {
+        for block in held.blocks {
+            if let Some(sliding) = block.sliding {
+                self.sliding.drop_ref(sliding);
+            }
+            self.full.drop_ref(block.full);
+        }
+    }
+}
