@@ -64,12 +64,17 @@ pub(crate) fn check(request: &Request, limits: &Limits) -> Result<(), SubmitErro
     let fits = check_length(request, limits);
     if let ContextPolicy::Shift(plan) = &request.context_policy {
         let ascending = plan.turns.windows(2).all(|pair| pair[0] < pair[1]);
+        let cuts = |image: &crate::ImageRows| {
+            let end = image.at + image.rows.len() / limits.hidden;
+            plan.turns.iter().any(|&turn| image.at < turn && turn < end)
+        };
+        let whole = !prompt.images.iter().any(cuts);
         let inside = plan.turns.first().is_none_or(|&first| first >= plan.keep)
             && plan.turns.last().unwrap_or(&plan.keep) <= &prompt.tokens.len();
-        if !ascending || !inside {
+        if !ascending || !inside || !whole {
             return invalid(
                 "context_policy",
-                "ascending turn offsets between keep and the end of the prompt".into(),
+                "ascending turn offsets between keep and the end of the prompt, none inside an image".into(),
                 format!("keep {} and turns {:?} of {} tokens", plan.keep, plan.turns, prompt.tokens.len()),
             );
         }

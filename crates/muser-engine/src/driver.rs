@@ -1,156 +1,272 @@
-//! The step loop's body: inbox, scheduler, executor, sampler, events.
+//! The engine thread's state and one turn of its loop: inbox, plan, step, events, figures.
 //!
+//! A turn takes the time from a clock that tests replace, and drives the executor it was given. While sequences only
+//! decode, a turn allocates nothing and takes no lock.
 
-use std::{sync::Arc, sync::atomic::Ordering, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
-use muser_backend::{Executor, KvCapacity, Row, RowInput, RowWants, StepBatch, StepOutput};
-use muser_kv::{BLOCK_LEN, BlockId};
+use muser_backend::{Executor, KvType, StepBatch, StepOutput};
+use muser_kv::{CacheConfig, GroupStats, KvCache};
 use muser_model::Geometry;
 
 use crate::{
-    EngineConfig, EngineError, Event, FinishReason, Finished, Limits, RequestError, Started, Timings, Token,
-    TopLogprobs, Usage,
-    handle::{Job, Shared},
+    EngineConfig, EngineError, Event, Limits, SlotView, TokenMask, capacity,
+    handle::Shared,
+    metrics::Metrics,
+    sampler::Sampler,
+    scheduler::{End, Scheduler, SchedulerConfig, StepPlan},
+    sequence::Sequence,
+    task::Job,
 };
 
 /// What a turn of the loop did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
     /// There may be more to do at once.
     Worked,
     /// Nothing to do until woken or until this time.
-    Idle { until: Option<Duration> },
+    Idle {
+        /// Since the engine's start.
+        until: Option<Duration>,
+    },
     /// The engine is done.
     Stopped,
 }
 
+/// Proposes tokens after those of a sequence, to be verified in its next step.
+pub(crate) trait Propose: Send {
+    /// Appends proposals for the positions after `tokens` to `drafts`.
+    fn propose(&mut self, tokens: &[u32], drafts: &mut Vec<u32>);
+}
+
 pub(crate) struct Driver {
-    executor: Box<dyn Executor>,
-    shared: Arc<Shared>,
-    blocks: Vec<BlockId>,
-    batch: StepBatch,
-    out: StepOutput,
-    max_rows: usize,
+    pub(crate) executor: Box<dyn Executor>,
+    pub(crate) scheduler: Scheduler,
+    pub(crate) plan: StepPlan,
+    pub(crate) batch: StepBatch,
+    pub(crate) out: StepOutput,
+    pub(crate) sampler: Sampler,
+    pub(crate) mask: TokenMask,
+    /// Bytes of a block on its way from one place to another.
+    pub(crate) copy_buffer: Vec<u8>,
+    pub(crate) proposer: Option<Box<dyn Propose>>,
+    pub(crate) hidden: usize,
+    pub(crate) vocab: usize,
+    pub(crate) most_positions: usize,
+    pub(crate) shared: Arc<Shared>,
+    clock: Box<dyn Fn() -> Duration + Send>,
+    block_bytes: (u64, u64),
 }
 
 impl Driver {
+    /// Allocates the KV blocks.
     pub(crate) fn new(
         mut executor: Box<dyn Executor>,
-        geometry: Geometry,
-        config: EngineConfig,
-    ) -> Result<(Self, Arc<Shared>), EngineError> {
+        geometry: &Geometry,
+        config: &EngineConfig,
+    ) -> Result<Self, EngineError> {
         let info = executor.info().clone();
         let context = config.context.unwrap_or(geometry.context).min(geometry.context);
-        let blocks = context.div_ceil(BLOCK_LEN);
-        executor.allocate_kv(KvCapacity { full: blocks as u32, sliding: blocks as u32 })?;
+        check_config(config, context, info.max_rows)?;
+        let blocks = capacity::split(geometry, &info, config, context)?;
+        executor.allocate_kv(blocks)?;
+        let kv = KvCache::new(&CacheConfig {
+            full_blocks: blocks.full,
+            sliding_blocks: blocks.sliding,
+            window: geometry.window,
+            slack: config.window_slack,
+            min_copy: config.min_copy_tokens,
+            identity: identity(config, &info.route, info.kv_type),
+        });
+        let block_bytes = (info.full_block_bytes as u64, info.sliding_block_bytes as u64);
         let limits = Limits {
             parallel: config.parallel,
             context,
             vocab: geometry.vocab,
             hidden: geometry.hidden,
-            full_blocks: blocks,
-            sliding_blocks: blocks,
-            kv_bytes: (blocks * (info.full_block_bytes + info.sliding_block_bytes)) as u64,
+            full_blocks: blocks.full as usize,
+            sliding_blocks: blocks.sliding as usize,
+            kv_bytes: u64::from(blocks.full) * block_bytes.0 + u64::from(blocks.sliding) * block_bytes.1,
             max_in_flight: config.parallel + config.max_waiting,
             event_ring: config.event_ring,
         };
-        let max_rows = config.prefill_rows.min(info.max_rows);
-        let shared = Arc::new(Shared::new(limits, info));
-        let driver = Self {
+        let most_positions = context.min(blocks.full as usize * muser_kv::BLOCK_LEN);
+        let scheduler = Scheduler::new(
+            kv,
+            SchedulerConfig {
+                parallel: config.parallel,
+                most_positions,
+                prefill_rows: config.prefill_rows,
+                mixed_rows: config.mixed_rows,
+                max_rows: info.max_rows,
+                sliding_per_sequence: capacity::sliding_per_sequence(geometry, config),
+                slow_reader_timeout: config.slow_reader_timeout,
+                lookahead: muser_kv::BLOCK_LEN,
+            },
+        );
+        let mut driver = Self {
             executor,
-            shared: Arc::clone(&shared),
-            blocks: (0..blocks as u32).map(BlockId).collect(),
+            scheduler,
+            plan: StepPlan::default(),
             batch: StepBatch::default(),
             out: StepOutput::default(),
-            max_rows,
+            sampler: Sampler::new(),
+            mask: TokenMask::new(geometry.vocab),
+            copy_buffer: Vec::new(),
+            proposer: None,
+            hidden: geometry.hidden,
+            vocab: geometry.vocab,
+            most_positions,
+            shared: Arc::new(Shared::new(limits, info, config.queue_timeout)),
+            clock: Box::new(|| Duration::ZERO),
+            block_bytes,
         };
-        Ok((driver, shared))
+        driver.publish_figures();
+        Ok(driver)
     }
 
-    pub(crate) fn turn(&mut self, now: Duration) -> Turn {
-        let Some(job) = self.shared.inbox.pop() else {
-            return if self.shared.stopping.load(Ordering::SeqCst) == 0 {
-                Turn::Idle { until: None }
-            } else {
-                Turn::Stopped
-            };
-        };
-        let event = match self.run(&job, now) {
-            Ok((reason, usage)) => {
-                Event::Finished(Finished { index: 0, reason, usage, timings: Timings::default() })
-            }
-            Err(error) => Event::Failed(error),
-        };
-        while job.ring.room() == 0 && !job.ring.is_cancelled() {
-            std::thread::yield_now();
-        }
-        if job.ring.room() > 0 {
-            job.ring.send(event);
-        }
-        job.ring.close();
-        self.shared.in_flight.fetch_sub(1, Ordering::SeqCst);
-        Turn::Worked
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
     }
 
-    fn run(&mut self, job: &Job, now: Duration) -> Result<(FinishReason, Usage), RequestError> {
-        let mut tokens = job.request.prompt.tokens.clone();
-        let prompt_tokens = tokens.len() as u32;
-        let mut usage = Usage { prompt_tokens, ..Usage::default() };
-        let max = job.request.max_tokens.map_or(usize::MAX, |n| n as usize);
-        let mut done = 0;
-        loop {
-            while done < tokens.len() {
-                let end = tokens.len().min(done + self.max_rows);
-                self.batch.clear();
-                self.batch.push_seq(done as u32, &self.blocks, 0, &self.blocks);
-                for (i, &token) in tokens.iter().enumerate().take(end).skip(done) {
-                    let wants = RowWants { logits: i + 1 == tokens.len(), ..RowWants::default() };
-                    self.batch.push_row(Row { input: RowInput::Token(token), wants });
-                }
-                self.executor
-                    .step(&self.batch, &mut self.out)
-                    .map_err(|error| RequestError::Device(error.to_string()))?;
-                done = end;
-            }
-            if usage.completion_tokens == 0 {
-                job.ring.send(Event::Started(Started {
-                    prompt_tokens,
-                    cached_tokens: 0,
-                    queue_time: now.saturating_sub(job.submitted_at),
-                    prefill_time: Duration::ZERO,
-                    seed: job.seed,
-                }));
-            }
-            if usage.completion_tokens as usize >= max {
-                return Ok((FinishReason::Length, usage));
-            }
-            if tokens.len() >= self.shared.limits.context {
-                return Ok((FinishReason::Context, usage));
-            }
-            let mut best = 0;
-            for (i, &value) in self.out.logits.iter().enumerate() {
-                if value > self.out.logits[best] {
-                    best = i;
-                }
-            }
-            let id = best as u32;
-            usage.completion_tokens += 1;
-            if job.request.stop_ids.contains(&id) {
-                return Ok((FinishReason::Stop(id), usage));
-            }
-            while job.ring.room() == 0 && !job.ring.is_cancelled() {
-                std::thread::yield_now();
-            }
-            if job.ring.is_cancelled() {
-                return Ok((FinishReason::Cancelled, usage));
-            }
-            job.ring.send(Event::Token(Token {
-                index: 0,
-                id,
-                logprob: None,
-                top: TopLogprobs::default(),
-                logit_hash: None,
-            }));
-            tokens.push(id);
+    pub(crate) fn set_clock(&mut self, clock: Box<dyn Fn() -> Duration + Send>) {
+        self.clock = clock;
+    }
+
+    pub(crate) fn now(&self) -> Duration {
+        (self.clock)()
+    }
+
+    pub(crate) fn turn(&mut self) -> Turn {
+        let now = self.now();
+        while let Some(job) = self.shared.inbox.pop() {
+            self.take_in(job);
+        }
+        let stopping = self.shared.stopping.load(Ordering::SeqCst);
+        self.scheduler.plan(now, stopping >= 2, &mut self.plan);
+        Metrics::add(&self.shared.metrics.preemptions, self.plan.preempted);
+        while let Some((sequence, end)) = self.plan.ended.pop() {
+            self.end(sequence, &end, now);
+        }
+        let works = !self.plan.items.is_empty() || !self.plan.copies.is_empty();
+        if works {
+            self.run_step();
+        }
+        self.publish_figures();
+        if works || self.plan.changed || self.plan.preempted > 0 {
+            Turn::Worked
+        } else if stopping > 0 && self.scheduler.is_empty() && self.shared.inbox.is_empty() {
+            Turn::Stopped
+        } else {
+            Turn::Idle { until: self.plan.wake_at }
         }
     }
+
+    fn take_in(&mut self, job: Job) {
+        for (index, choice) in job.choices.into_iter().enumerate() {
+            let index = index as u32;
+            let mut sequence = Sequence::new(
+                &job.task,
+                index,
+                &job.prompt,
+                &job.context_policy,
+                choice,
+                self.most_positions,
+                self.vocab,
+                self.hidden,
+            );
+            if sequence.tokens.len() >= self.most_positions
+                && let Some(dropped) = sequence.shift(self.most_positions)
+            {
+                job.task.ring.send(Event::Shifted { index, dropped_tokens: dropped as u32 });
+            }
+            self.scheduler.enqueue(sequence);
+        }
+        Metrics::add(&self.shared.metrics.prompt_tokens, u64::from(job.task.prompt_tokens));
+    }
+
+    /// Says the last words of a sequence that has left its slot.
+    pub(crate) fn end(&mut self, sequence: Sequence, end: &End, now: Duration) {
+        let metrics = &self.shared.metrics;
+        let task = &sequence.task;
+        match end {
+            End::Finish(reason) => {
+                let finished = sequence.finished(*reason, now);
+                metrics.finished(*reason);
+                if sequence.first_token_at.is_some() {
+                    metrics.decode_time.record(finished.timings.decode);
+                }
+                metrics.request_time.record(now.saturating_sub(task.submitted_at));
+                task.remaining.fetch_sub(1, Ordering::Relaxed);
+                task.ring.send(Event::Finished(finished));
+            }
+            End::Fail(error) => {
+                if task.fail(error.clone()) {
+                    Metrics::add(&metrics.requests_failed, 1);
+                }
+            }
+            End::Silent => {}
+        }
+    }
+
+    fn publish_figures(&mut self) {
+        let metrics = &self.shared.metrics;
+        let stats = self.scheduler.kv.stats();
+        let held = |group: GroupStats| u64::from(group.used + group.cached);
+        Metrics::set(&metrics.waiting, (self.scheduler.waiting.len() + self.shared.inbox.len()) as u64);
+        Metrics::set(&metrics.running, self.scheduler.running().count() as u64);
+        Metrics::set(&metrics.full_blocks_used, u64::from(stats.full.used));
+        Metrics::set(&metrics.full_blocks_cached, u64::from(stats.full.cached));
+        Metrics::set(&metrics.full_blocks_total, u64::from(stats.full.total));
+        Metrics::set(&metrics.sliding_blocks_used, u64::from(stats.sliding.used));
+        Metrics::set(&metrics.sliding_blocks_cached, u64::from(stats.sliding.cached));
+        Metrics::set(&metrics.sliding_blocks_total, u64::from(stats.sliding.total));
+        Metrics::set(&metrics.evicted_blocks, stats.evicted);
+        let (full, sliding) = self.block_bytes;
+        Metrics::set(&metrics.kv_bytes_held, held(stats.full) * full + held(stats.sliding) * sliding);
+        Metrics::set(&metrics.kv_bytes_total, self.shared.limits.kv_bytes);
+        for (slot, cell) in self.shared.slots.iter().enumerate() {
+            match &self.scheduler.slots[slot] {
+                None => cell.clear(),
+                Some(sequence) => cell.write(&SlotView {
+                    slot,
+                    state: sequence.state(),
+                    request: sequence.task.id,
+                    index: sequence.index,
+                    prompt_tokens: sequence.task.prompt_tokens,
+                    cached_tokens: sequence.task.cached_tokens.load(Ordering::Relaxed),
+                    computed_tokens: sequence.computed() as u32,
+                    generated_tokens: sequence.generated,
+                }),
+            }
+        }
+    }
+}
+
+/// What separates prefixes that must not be taken for each other, unambiguously concatenated.
+fn identity(config: &EngineConfig, route: &str, kv_type: KvType) -> Vec<u8> {
+    let mut identity = (config.identity.len() as u64).to_le_bytes().to_vec();
+    identity.extend_from_slice(&config.identity);
+    identity.extend_from_slice(format!("{kv_type:?} {route}").as_bytes());
+    identity
+}
+
+fn check_config(config: &EngineConfig, context: usize, max_rows: usize) -> Result<(), EngineError> {
+    let check = |key: &'static str, value: usize, expected: &str, good: bool| {
+        if good {
+            Ok(())
+        } else {
+            Err(EngineError::Config { key, expected: expected.into(), found: value.to_string() })
+        }
+    };
+    check("parallel", config.parallel, "1 to 16", (1..=16).contains(&config.parallel))?;
+    check("context", context, "at least 2", context >= 2)?;
+    check("prefill_rows", config.prefill_rows, "at least 1", config.prefill_rows >= 1)?;
+    check("mixed_rows", config.mixed_rows, "at least 1", config.mixed_rows >= 1)?;
+    check("event_ring", config.event_ring, "at least 1", config.event_ring >= 1)?;
+    let rows_for_all = max_rows >= config.parallel;
+    check("parallel", config.parallel, "at most the rows of a step on this device", rows_for_all)
 }

@@ -168,6 +168,12 @@ pub enum RequestError {
     /// The step panicked: a bug in muser.
     #[error("bug: the step that computed this request panicked: {0}")]
     Panic(String),
+    /// The KV memory does not hold it although nothing else runs: blocks are held for export or import.
+    #[error("KV memory ran out at {positions} positions although nothing else is running")]
+    Capacity {
+        /// Positions that had memory.
+        positions: usize,
+    },
     /// The model's logits were not numbers.
     #[error(
         "the model's logits at position {position} are not finite: the weights or the device are at fault"

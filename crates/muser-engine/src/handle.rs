@@ -6,7 +6,7 @@
 use std::{
     sync::{
         Arc, Mutex, OnceLock,
-        atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering},
     },
     thread::{JoinHandle, Thread},
     time::{Duration, Instant},
@@ -17,23 +17,14 @@ use muser_backend::{Executor, ExecutorInfo};
 use muser_model::Geometry;
 
 use crate::{
-    EngineConfig, EngineError, MetricsSnapshot, Request, SlotView, Submission, SubmitError,
+    EngineConfig, EngineError, MetricsSnapshot, Request, RequestError, SlotView, Submission, SubmitError,
     admission::{self, Limits},
     driver::{Driver, Turn},
     metrics::Metrics,
     slots::SlotCell,
     submission::Ring,
+    task::Job,
 };
-
-/// A request on its way to the engine thread.
-pub(crate) struct Job {
-    pub(crate) id: u64,
-    pub(crate) request: Request,
-    pub(crate) seed: u64,
-    pub(crate) ring: Arc<Ring>,
-    /// Since the engine's start.
-    pub(crate) submitted_at: Duration,
-}
 
 /// What all threads share.
 pub(crate) struct Shared {
@@ -42,9 +33,12 @@ pub(crate) struct Shared {
     pub(crate) metrics: Metrics,
     pub(crate) slots: Box<[SlotCell]>,
     /// Requests accepted and not ended.
-    pub(crate) in_flight: AtomicUsize,
+    in_flight: Arc<AtomicUsize>,
     /// 0 run, 1 finish what is there, 2 cancel everything.
     pub(crate) stopping: AtomicU8,
+    /// The engine thread reads the inbox no more.
+    stopped: AtomicBool,
+    queue_timeout: Option<Duration>,
     info: ExecutorInfo,
     epoch: Instant,
     next_id: AtomicU64,
@@ -52,13 +46,15 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(limits: Limits, info: ExecutorInfo) -> Self {
+    pub(crate) fn new(limits: Limits, info: ExecutorInfo, queue_timeout: Option<Duration>) -> Self {
         Self {
             inbox: ArrayQueue::new(limits.max_in_flight.max(1)),
             metrics: Metrics::default(),
             slots: (0..limits.parallel).map(|_| SlotCell::default()).collect(),
-            in_flight: AtomicUsize::new(0),
+            in_flight: Arc::new(AtomicUsize::new(0)),
             stopping: AtomicU8::new(0),
+            stopped: AtomicBool::new(false),
+            queue_timeout,
             info,
             epoch: Instant::now(),
             next_id: AtomicU64::new(1),
@@ -101,14 +97,40 @@ impl Shared {
         let capacity = self.limits.event_ring.max(8 + 8 * request.n as usize);
         let ring = Arc::new(Ring::new(capacity, engine.clone()));
         let submission = Submission::new(Arc::clone(&ring), id, seed);
-        let job = Job { id, request, seed, ring, submitted_at: now };
+        let in_flight = Arc::clone(&self.in_flight);
+        let job = Job::new(request, id, seed, ring, now, self.queue_timeout, in_flight);
         if self.inbox.push(job).is_err() {
             // Cannot happen: the inbox is as large as the limit. Refusing is right all the same.
-            self.in_flight.fetch_sub(1, Ordering::SeqCst);
             return Err(SubmitError::QueueFull { waiting: limit, limit });
+        }
+        if self.stopped.load(Ordering::SeqCst) {
+            self.refuse_inbox();
         }
         engine.unpark();
         Ok(submission)
+    }
+
+    /// The engine thread has ended or is about to: nobody will take what is in the inbox.
+    pub(crate) fn stop(&self) {
+        self.stopping.fetch_max(2, Ordering::SeqCst);
+        self.stopped.store(true, Ordering::SeqCst);
+        self.refuse_inbox();
+    }
+
+    fn refuse_inbox(&self) {
+        while let Some(job) = self.inbox.pop() {
+            job.task.fail(RequestError::ShutDown);
+        }
+    }
+
+    /// Time since the engine's start.
+    pub(crate) fn elapsed(&self) -> Duration {
+        self.epoch.elapsed()
+    }
+
+    /// Requests accepted and not ended.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.in_flight.load(Ordering::SeqCst)
     }
 }
 
@@ -132,17 +154,22 @@ impl Engine {
         geometry: Geometry,
         config: EngineConfig,
     ) -> Result<EngineHandle, EngineError> {
-        let (mut driver, shared) = Driver::new(executor, geometry, config)?;
+        let mut driver = Driver::new(executor, &geometry, &config)?;
+        let shared = Arc::clone(driver.shared());
         let for_thread = Arc::clone(&shared);
+        let clock = Arc::clone(&shared);
+        driver.set_clock(Box::new(move || clock.elapsed()));
         let thread = std::thread::Builder::new()
             .name("muser-engine".into())
             .spawn(move || {
+                // Also when the loop panics: no reader may wait for ever.
+                let _stop = StopGuard(Arc::clone(&for_thread));
                 loop {
-                    match driver.turn(for_thread.epoch.elapsed()) {
+                    match driver.turn() {
                         Turn::Worked => {}
                         Turn::Idle { until: None } => std::thread::park(),
                         Turn::Idle { until: Some(until) } => {
-                            std::thread::park_timeout(until.saturating_sub(for_thread.epoch.elapsed()));
+                            std::thread::park_timeout(until.saturating_sub(for_thread.elapsed()));
                         }
                         Turn::Stopped => break,
                     }
@@ -152,6 +179,14 @@ impl Engine {
         shared.thread.get_or_init(|| thread.thread().clone());
         let owner = Owner { shared: Arc::clone(&shared), join: Mutex::new(Some(thread)) };
         Ok(EngineHandle { owner: Arc::new(owner) })
+    }
+}
+
+struct StopGuard(Arc<Shared>);
+
+impl Drop for StopGuard {
+    fn drop(&mut self) {
+        self.0.stop();
     }
 }
 
@@ -184,7 +219,7 @@ impl EngineHandle {
     /// Hands in a request. Returns at once: with a submission, or with the reason why not.
     pub fn submit(&self, request: Request) -> Result<Submission, SubmitError> {
         let shared = &self.owner.shared;
-        shared.submit(request, self.owner.thread(), shared.epoch.elapsed())
+        shared.submit(request, self.owner.thread(), shared.elapsed())
     }
 
     /// The figures now.
@@ -209,7 +244,7 @@ impl EngineHandle {
 
     /// Requests accepted and not ended.
     pub fn in_flight(&self) -> usize {
-        self.owner.shared.in_flight.load(Ordering::SeqCst)
+        self.owner.shared.in_flight()
     }
 
     /// Is the engine thread alive and taking requests?

@@ -6,6 +6,7 @@
 //! no lock that a caller could hold.
 
 mod admission;
+mod capacity;
 mod config;
 mod constraint;
 mod driver;
@@ -15,8 +16,14 @@ mod handle;
 mod metrics;
 mod request;
 pub mod sampler;
+mod scheduler;
+mod sequence;
 mod slots;
+mod step;
 mod submission;
+mod task;
+#[cfg(test)]
+mod testing;
 
 pub use admission::Limits;
 pub use config::EngineConfig;
@@ -35,3 +42,6 @@ pub use request::{
 pub use sampler::SamplingParams;
 pub use slots::{SlotState, SlotView};
 pub use submission::{Submission, TimedOut};
+
+#[cfg(test)]
+mod tests;

@@ -43,17 +43,17 @@ pub enum RequestKind {
 
 /// Watches the tokens of one choice and says when to stop (stop strings, end of a turn, ...).
 ///
-/// The engine calls it on its own thread, once per token and after the token's event was sent.
+/// Made on the submitting thread; the engine calls it on its own, once per token and after the token's event was sent.
 pub trait StopWatch: Send {
     /// Takes the next token; `true` ends the choice with [`crate::FinishReason::StopWatch`].
     fn push(&mut self, token: u32) -> bool;
 }
 
 /// Makes the stop watch of choice `index`.
-pub type StopWatchFactory = Box<dyn Fn(u32) -> Box<dyn StopWatch> + Send>;
+pub type StopWatchFactory = Box<dyn Fn(u32) -> Box<dyn StopWatch>>;
 
 /// Makes the constraint of choice `index`.
-pub type ConstraintFactory = Box<dyn Fn(u32) -> Box<dyn Constraint> + Send>;
+pub type ConstraintFactory = Box<dyn Fn(u32) -> Box<dyn Constraint>>;
 
 /// What happens when prompt and output have filled the context.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -70,10 +70,10 @@ pub enum ContextPolicy {
 /// Which parts of a prompt may go. Offsets are positions in [`Prompt::tokens`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShiftPlan {
-    /// Positions `0..keep` (system message, tools) always stay.
+    /// Positions `0..keep` (system message, tools) always stay, and so does everything before the first turn.
     pub keep: usize,
     /// First position of each turn after `keep`, ascending. The last one (the newest, with everything generated after
-    /// it) always stays; the others go oldest first and only whole.
+    /// it) always stays; the others go oldest first and only whole, until an eighth of the context is free.
     pub turns: Vec<usize>,
 }
 

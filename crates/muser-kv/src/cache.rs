@@ -228,7 +228,7 @@ impl KvCache {
     /// Ends a sequence whose unfinished last block has undefined content (a copy into it failed): that block is
     /// forgotten, everything before it is good.
     pub fn release_broken(&mut self, seq: KvSeq) {
-        if seq.publish && seq.len % BLOCK_LEN != 0 {
+        if seq.publish && !seq.len.is_multiple_of(BLOCK_LEN) {
             let block = seq.full[seq.len / BLOCK_LEN];
             if self.tree.contains(block) && self.tree.child_count(block) == 0 {
                 self.forget(block);

@@ -124,20 +124,17 @@ impl KvCache {
             let units = &import.units[index * BLOCK_LEN..][..BLOCK_LEN];
             let hash = self.tree.hash_after(parent.map(|p| self.tree.hash(p)), units);
             // Somebody may have computed the same block meanwhile.
-            let at = match self.tree.find_full(parent, &hash, None) {
-                Some(known) => {
-                    if let (None, Some(sliding)) = (self.tree.sliding(known), sliding) {
-                        self.own_sliding(known, sliding);
-                    }
-                    known
+            let at = if let Some(known) = self.tree.find_full(parent, &hash, None) {
+                if let (None, Some(sliding)) = (self.tree.sliding(known), sliding) {
+                    self.own_sliding(known, sliding);
                 }
-                None => {
-                    self.publish(block, parent, sliding);
-                    for &unit in units {
-                        self.tree.push(block, unit);
-                    }
-                    block
+                known
+            } else {
+                self.publish(block, parent, sliding);
+                for &unit in units {
+                    self.tree.push(block, unit);
                 }
+                block
             };
             self.tree.touch(at, self.tick);
             parent = Some(at);

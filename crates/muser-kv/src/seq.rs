@@ -40,8 +40,8 @@ impl KvSeq {
         self.sliding_first
     }
 
-    /// Positions that the held blocks have room for, counted from 0.
+    /// Rows before this position have blocks in both groups.
     pub fn reserved(&self) -> usize {
-        self.full.len() * BLOCK_LEN
+        self.full.len().min(self.sliding_first + self.sliding.len()) * BLOCK_LEN
     }
 }

@@ -1,0 +1,457 @@
+//! Who gets a slot, who computes which rows next: a pure function of its state, what the rings say, and the time.
+//!
+//! - **Slots** go by priority, then age. A request gets one when memory for its prompt and its next tokens is there
+//!   after what the running ones have been promised; nobody overtakes it meanwhile, so a large request is not starved.
+//! - **Rows**: first one for every decoding sequence (plus its drafts), then prefill rows up to the budget, divided
+//!   evenly among the sequences that read prompts.
+//! - **Memory**: a sequence that cannot get its next block takes one from the last in rank, which goes back to the queue
+//!   and later reads again what it has lost (mostly from the prefix cache). Rows are pure functions of the prefix, so
+//!   nobody sees a difference but in time.
+//! - **Choices** of one request: the first reads the prompt, the others start when it has, and find it known.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use muser_kv::{BLOCK_LEN, BlockCopy, KvCache, KvGroup};
+
+use crate::{FinishReason, RequestError, sequence::Sequence};
+
+/// Figures that do not change.
+#[derive(Clone, Debug)]
+pub(crate) struct SchedulerConfig {
+    pub(crate) parallel: usize,
+    /// Most positions of a sequence, by context and by memory.
+    pub(crate) most_positions: usize,
+    pub(crate) prefill_rows: usize,
+    pub(crate) mixed_rows: usize,
+    pub(crate) max_rows: usize,
+    pub(crate) sliding_per_sequence: usize,
+    pub(crate) slow_reader_timeout: Duration,
+    /// Positions beyond the prompt that must have memory at admission.
+    pub(crate) lookahead: usize,
+}
+
+/// Rows of one sequence in the step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PlanItem {
+    pub(crate) slot: usize,
+    /// Position of the first row.
+    pub(crate) start: usize,
+    /// Rows from the sequence's tokens.
+    pub(crate) rows: usize,
+    /// Rows from its drafts after those.
+    pub(crate) drafts: usize,
+    /// Do the rows reach the end of its tokens?
+    pub(crate) to_end: bool,
+}
+
+/// Why a sequence leaves without a step.
+#[derive(Debug)]
+pub(crate) enum End {
+    Finish(FinishReason),
+    Fail(RequestError),
+    /// Another choice of its request has failed; everything has been said.
+    Silent,
+}
+
+/// What the next step is. Reused from step to step.
+#[derive(Default)]
+pub(crate) struct StepPlan {
+    pub(crate) items: Vec<PlanItem>,
+    pub(crate) copies: Vec<BlockCopy>,
+    pub(crate) ended: Vec<(Sequence, End)>,
+    pub(crate) preempted: u64,
+    /// Something happened beside the items (an admission), so plan again soon.
+    pub(crate) changed: bool,
+    /// When to look again though nothing happens.
+    pub(crate) wake_at: Option<Duration>,
+}
+
+impl StepPlan {
+    fn clear(&mut self) {
+        self.items.clear();
+        self.copies.clear();
+        self.ended.clear();
+        self.preempted = 0;
+        self.changed = false;
+        self.wake_at = None;
+    }
+
+    fn wake_by(&mut self, at: Option<Duration>) {
+        if let Some(at) = at {
+            self.wake_at = Some(self.wake_at.map_or(at, |before| before.min(at)));
+        }
+    }
+}
+
+/// What an admission was last refused for: while nothing of it changes there is no use in trying again.
+type Blocked = ((i16, u64, u32), [u32; 4], usize);
+
+pub(crate) struct Scheduler {
+    pub(crate) kv: KvCache,
+    pub(crate) slots: Vec<Option<Sequence>>,
+    /// In order of rank.
+    pub(crate) waiting: VecDeque<Sequence>,
+    pub(crate) config: SchedulerConfig,
+    /// Where the remainder of an uneven division of prefill rows begins.
+    rotation: usize,
+    blocked: Option<Blocked>,
+}
+
+impl Scheduler {
+    pub(crate) fn new(kv: KvCache, config: SchedulerConfig) -> Self {
+        Self {
+            kv,
+            slots: (0..config.parallel).map(|_| None).collect(),
+            waiting: VecDeque::new(),
+            config,
+            rotation: 0,
+            blocked: None,
+        }
+    }
+
+    /// Puts a sequence into the queue at its place.
+    pub(crate) fn enqueue(&mut self, sequence: Sequence) {
+        let at = self.waiting.partition_point(|other| other.rank() < sequence.rank());
+        self.waiting.insert(at, sequence);
+    }
+
+    /// Is there nobody?
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting.is_empty() && self.slots.iter().all(Option::is_none)
+    }
+
+    pub(crate) fn running(&self) -> impl Iterator<Item = &Sequence> {
+        self.slots.iter().flatten()
+    }
+
+    /// Takes a sequence out of its slot and gives its blocks back.
+    pub(crate) fn vacate(&mut self, slot: usize) -> Option<Sequence> {
+        let mut sequence = self.slots[slot].take()?;
+        if let Some(kv) = sequence.kv.take() {
+            if sequence.awaits_copy {
+                self.kv.release_broken(kv);
+            } else {
+                self.kv.release(kv);
+            }
+        }
+        sequence.awaits_copy = false;
+        sequence.drafts.clear();
+        Some(sequence)
+    }
+
+    /// Sends a sequence back to the queue; it reads again what it loses.
+    pub(crate) fn requeue(&mut self, slot: usize) {
+        if let Some(sequence) = self.vacate(slot) {
+            self.enqueue(sequence);
+        }
+    }
+
+    /// Plans the next step. `cancel_all` ends everything.
+    pub(crate) fn plan(&mut self, now: Duration, cancel_all: bool, plan: &mut StepPlan) {
+        plan.clear();
+        self.end_what_is_over(now, cancel_all, plan);
+        self.admit(now, plan);
+        for sequence in self.slots.iter().flatten() {
+            sequence.task.planned_events.store(0, Ordering::Relaxed);
+        }
+        self.plan_decode(now, plan);
+        self.plan_prefill(now, plan);
+        self.guard_against_stall(plan);
+    }
+
+    fn end_what_is_over(&mut self, now: Duration, cancel_all: bool, plan: &mut StepPlan) {
+        let end_of = |sequence: &Sequence| {
+            let task = &sequence.task;
+            if task.failed.load(Ordering::Relaxed) {
+                Some(End::Silent)
+            } else if cancel_all || task.ring.is_cancelled() {
+                Some(End::Finish(FinishReason::Cancelled))
+            } else if task.deadline.is_some_and(|deadline| now >= deadline) {
+                Some(End::Finish(FinishReason::Deadline))
+            } else {
+                None
+            }
+        };
+        for slot in 0..self.slots.len() {
+            let Some(sequence) = &self.slots[slot] else { continue };
+            let timeout = self.config.slow_reader_timeout;
+            let slow_at = sequence.paused_since.map(|since| since + timeout);
+            let end = end_of(sequence).or_else(|| {
+                let slow = slow_at.is_some_and(|at| now >= at);
+                slow.then_some(End::Finish(FinishReason::SlowReader))
+            });
+            if let Some(end) = end {
+                if let Some(sequence) = self.vacate(slot) {
+                    plan.ended.push((sequence, end));
+                }
+            } else {
+                plan.wake_by(sequence.task.deadline);
+                plan.wake_by(slow_at);
+            }
+        }
+        let mut at = 0;
+        while let Some(sequence) = self.waiting.get(at) {
+            let queue_until =
+                sequence.task.queue_until.filter(|_| !sequence.task.admitted.load(Ordering::Relaxed));
+            let end = end_of(sequence).or_else(|| {
+                let waited = now.saturating_sub(sequence.task.submitted_at);
+                let over = queue_until.is_some_and(|until| now >= until);
+                over.then(|| End::Fail(RequestError::QueueTimeout { waited_ms: waited.as_millis() as u64 }))
+            });
+            match end {
+                Some(end) => {
+                    if let Some(sequence) = self.waiting.remove(at) {
+                        plan.ended.push((sequence, end));
+                    }
+                }
+                None => {
+                    plan.wake_by(sequence.task.deadline);
+                    plan.wake_by(queue_until);
+                    at += 1;
+                }
+            }
+        }
+    }
+
+    fn admit(&mut self, now: Duration, plan: &mut StepPlan) {
+        let mut at = 0;
+        while let Some(slot) = self.slots.iter().position(Option::is_none) {
+            let Some(candidate) = self.waiting.get(at) else { return };
+            if self.waits_for_sibling(candidate) {
+                at += 1;
+                continue;
+            }
+            let key = (candidate.rank(), self.memory(), self.running().count());
+            if self.blocked == Some(key) {
+                return;
+            }
+            let Some(mut sequence) = self.waiting.remove(at) else { return };
+            if !self.try_begin(&mut sequence, plan) {
+                self.blocked = Some((sequence.rank(), self.memory(), self.running().count()));
+                self.waiting.insert(at, sequence);
+                return;
+            }
+            let task = &sequence.task;
+            if !task.admitted.swap(true, Ordering::Relaxed) {
+                task.cached_tokens.store(sequence.computed() as u32, Ordering::Relaxed);
+            }
+            sequence.admitted_at.get_or_insert(now);
+            sequence.paused_since = None;
+            self.slots[slot] = Some(sequence);
+            plan.changed = true;
+        }
+    }
+
+    /// The prompt of a request with several choices is read once: the others wait for it.
+    fn waits_for_sibling(&self, candidate: &Sequence) -> bool {
+        candidate.task.n > 1
+            && candidate.task.cache
+            && candidate.computed() == 0
+            && self.running().any(|other| {
+                Arc::ptr_eq(&other.task, &candidate.task) && other.tokens.len() - other.computed() > 1
+            })
+    }
+
+    fn memory(&self) -> [u32; 4] {
+        let stats = self.kv.stats();
+        [stats.full.free, stats.full.cached, stats.sliding.free, stats.sliding.cached]
+    }
+
+    /// Positions that a sequence is promised memory for.
+    fn promised(&self, sequence: &Sequence) -> usize {
+        let left = sequence.task.max_tokens.saturating_sub(sequence.generated) as usize;
+        (sequence.tokens.len() + left.min(self.config.lookahead)).min(self.config.most_positions)
+    }
+
+    /// Blocks of both groups that a sequence is promised beyond those it holds.
+    fn outstanding(&self, sequence: &Sequence) -> (usize, usize) {
+        let Some(kv) = &sequence.kv else { return (0, 0) };
+        let full = self.promised(sequence).div_ceil(BLOCK_LEN).saturating_sub(kv.full().len());
+        let most_sliding = self.config.sliding_per_sequence.min(self.promised(sequence).div_ceil(BLOCK_LEN));
+        (full, most_sliding.saturating_sub(kv.sliding().len()))
+    }
+
+    /// Gives a sequence its known blocks, if after that there is memory for what it is promised.
+    fn try_begin(&mut self, sequence: &mut Sequence, plan: &mut StepPlan) -> bool {
+        let copies = plan.copies.len();
+        let max_reuse = if sequence.task.cache { sequence.tokens.len() - 1 } else { 0 };
+        let most = self.config.most_positions.max(sequence.tokens.len());
+        let capacity = sequence.tokens.capacity().min(most) + self.config.max_rows;
+        let kv = self.kv.begin(&sequence.units, max_reuse, capacity, sequence.task.cache, &mut plan.copies);
+        sequence.kv = Some(kv);
+        sequence.awaits_copy = plan.copies.len() > copies;
+        let (mut full, mut sliding) = self.outstanding(sequence);
+        for other in self.slots.iter().flatten() {
+            let (more_full, more_sliding) = self.outstanding(other);
+            full += more_full;
+            sliding += more_sliding;
+        }
+        let fits = full <= self.kv.available(KvGroup::Full) as usize
+            && sliding <= self.kv.available(KvGroup::Sliding) as usize;
+        if !fits {
+            plan.copies.truncate(copies);
+            if let Some(kv) = sequence.kv.take() {
+                if sequence.awaits_copy {
+                    self.kv.release_broken(kv);
+                } else {
+                    self.kv.release(kv);
+                }
+            }
+            sequence.awaits_copy = false;
+        }
+        fits
+    }
+
+    fn plan_decode(&mut self, now: Duration, plan: &mut StepPlan) {
+        let mut left = self.config.max_rows;
+        let timeout = self.config.slow_reader_timeout;
+        for slot in self.slots_by_rank(Sequence::is_decoding) {
+            let Some(sequence) = &mut self.slots[slot] else { continue };
+            if left == 0 {
+                return;
+            }
+            // A draft beyond the limits would be computed for nothing.
+            let tokens = sequence.task.max_tokens.saturating_sub(sequence.generated).max(1) as usize;
+            let positions = self.config.most_positions.saturating_sub(sequence.tokens.len()).max(1);
+            let drafts = sequence.drafts.len().min(tokens - 1).min(positions - 1).min(left - 1);
+            if !pause_unless(sequence, drafts as u32 + 2, now, timeout, plan) {
+                continue;
+            }
+            let end = sequence.tokens.len() + drafts;
+            if !self.reserve(slot, end, plan) {
+                continue;
+            }
+            let start = end - drafts - 1;
+            plan.items.push(PlanItem { slot, start, rows: 1, drafts, to_end: true });
+            left -= 1 + drafts;
+        }
+    }
+
+    fn plan_prefill(&mut self, now: Duration, plan: &mut StepPlan) {
+        let used: usize = plan.items.iter().map(|item| item.rows + item.drafts).sum();
+        let budget = if used > 0 { self.config.mixed_rows.max(used + 1) } else { self.config.prefill_rows };
+        let mut left = budget.min(self.config.max_rows).saturating_sub(used);
+        let timeout = self.config.slow_reader_timeout;
+        let mut slots = self.slots_by_rank(|sequence| !sequence.is_decoding());
+        let n = slots.len();
+        if n == 0 {
+            return;
+        }
+        // When there are fewer rows than sequences, or they do not divide, each takes its turn at the front.
+        slots.rotate_left(self.rotation % n);
+        self.rotation = self.rotation.wrapping_add(1);
+        for (i, slot) in slots.iter().copied().enumerate() {
+            let Some(sequence) = &mut self.slots[slot] else { continue };
+            let start = sequence.computed();
+            let pending = sequence.tokens.len() - start;
+            let share = left.div_ceil(n - i);
+            let mut rows = pending.min(share);
+            if rows == 0 {
+                continue;
+            }
+            // The last rows of a prompt bring events: a start, a token, perhaps a shift and an embedding.
+            if rows == pending && !pause_unless(sequence, 4, now, timeout, plan) {
+                if pending == 1 {
+                    continue;
+                }
+                rows -= 1;
+            }
+            if !self.reserve(slot, start + rows, plan) {
+                let Some(kv) = self.slots[slot].as_ref().and_then(|sequence| sequence.kv.as_ref()) else {
+                    continue;
+                };
+                rows = kv.reserved().saturating_sub(start).min(rows);
+                if rows == 0 {
+                    continue;
+                }
+            }
+            plan.items.push(PlanItem { slot, start, rows, drafts: 0, to_end: rows == pending });
+            left -= rows;
+        }
+    }
+
+    /// Slots of the running sequences for which `wanted` holds, first in rank first.
+    fn slots_by_rank(&self, wanted: impl Fn(&Sequence) -> bool) -> smallvec::SmallVec<[usize; 16]> {
+        let rank = |slot: usize| self.slots[slot].as_ref().map(Sequence::rank);
+        let mut slots: smallvec::SmallVec<[usize; 16]> =
+            (0..self.slots.len()).filter(|&slot| self.slots[slot].as_ref().is_some_and(&wanted)).collect();
+        slots.sort_unstable_by_key(|&slot| rank(slot));
+        slots
+    }
+
+    /// Memory for the rows of `slot` up to `end`, taken if need be from the last in rank that is not part of the step
+    /// yet. When that is the sequence itself, it goes back to the queue.
+    fn reserve(&mut self, slot: usize, end: usize, plan: &mut StepPlan) -> bool {
+        loop {
+            let Some(sequence) = &mut self.slots[slot] else { return false };
+            let rank = sequence.rank();
+            let start = sequence.computed();
+            let Some(kv) = &mut sequence.kv else { return false };
+            if self.kv.reserve(kv, end).is_ok() {
+                return true;
+            }
+            if kv.reserved() > start {
+                // Part of a prompt can go on; nobody must leave for the rest.
+                return false;
+            }
+            let planned = |slot: usize| plan.items.iter().any(|item| item.slot == slot);
+            let victim = (0..self.slots.len())
+                .filter(|&other| other != slot && !planned(other))
+                .filter_map(|other| self.slots[other].as_ref().map(|sequence| (sequence.rank(), other)))
+                .max();
+            match victim {
+                Some((other_rank, other)) if other_rank > rank => {
+                    self.requeue(other);
+                    plan.preempted += 1;
+                }
+                // Others before it go on and will end.
+                _ if self.running().count() > 1 => {
+                    if plan.items.is_empty() && victim.is_some() {
+                        // Nobody has a row yet and those before it are paused or starved of memory themselves:
+                        // stepping aside frees memory for them.
+                        self.requeue(slot);
+                        plan.preempted += 1;
+                    }
+                    return false;
+                }
+                _ => return false,
+            }
+        }
+    }
+
+    /// Alone, with nothing to step aside for, and still without memory: blocks are held from outside (export, import).
+    /// Waiting would wait for ever.
+    fn guard_against_stall(&mut self, plan: &mut StepPlan) {
+        if !plan.items.is_empty() || plan.preempted > 0 || self.running().count() != 1 {
+            return;
+        }
+        let Some(slot) = self.slots.iter().position(Option::is_some) else { return };
+        let starved = self.slots[slot].as_ref().is_some_and(|sequence| sequence.paused_since.is_none());
+        if starved && let Some(sequence) = self.vacate(slot) {
+            let error = RequestError::Capacity { positions: sequence.tokens.len() };
+            plan.ended.push((sequence, End::Fail(error)));
+        }
+    }
+}
+
+/// Sets aside room for `events` or pauses the sequence until its reader has made room.
+fn pause_unless(
+    sequence: &mut Sequence,
+    events: u32,
+    now: Duration,
+    timeout: Duration,
+    plan: &mut StepPlan,
+) -> bool {
+    let room = sequence.task.plan_events(events);
+    if room {
+        sequence.paused_since = None;
+    } else {
+        let since = *sequence.paused_since.get_or_insert(now);
+        plan.wake_by(Some(since + timeout));
+    }
+    room
+}

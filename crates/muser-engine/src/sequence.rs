@@ -1,0 +1,201 @@
+//! One choice of one request while it lives: its tokens, its blocks, what it has produced.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use muser_kv::{KvSeq, Unit};
+
+use crate::{
+    Constraint, ContextPolicy, FinishReason, Finished, ImageRows, Prompt, ShiftPlan, SlotState, StopWatch,
+    Timings, Usage,
+    sampler::TokenCounts,
+    task::{Choice, Task},
+};
+
+/// The live state. `tokens[..kv.len()]` are in the blocks, the rest is to be computed: during prefill many, while
+/// decoding exactly one (the token sampled last).
+pub(crate) struct Sequence {
+    pub(crate) task: Arc<Task>,
+    pub(crate) index: u32,
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) units: Vec<Unit>,
+    pub(crate) images: Vec<ImageRows>,
+    /// `None` while it waits for a slot.
+    pub(crate) kv: Option<KvSeq>,
+    /// Copies into its blocks are planned and not made.
+    pub(crate) awaits_copy: bool,
+    /// Proposals of a draft for the positions after `tokens`.
+    pub(crate) drafts: Vec<u32>,
+    pub(crate) generated: u32,
+    pub(crate) counts: Option<TokenCounts>,
+    pub(crate) stop_watch: Option<Box<dyn StopWatch>>,
+    pub(crate) constraint: Option<Box<dyn Constraint>>,
+    /// Sum of hidden states so far.
+    pub(crate) hidden_sum: Vec<f64>,
+    pub(crate) paused_since: Option<Duration>,
+    pub(crate) admitted_at: Option<Duration>,
+    pub(crate) first_token_at: Option<Duration>,
+    pub(crate) last_token_at: Duration,
+    pub(crate) decode_steps: u32,
+    pub(crate) drafted: u32,
+    pub(crate) accepted: u32,
+    shift: Option<ShiftPlan>,
+}
+
+impl Sequence {
+    /// `most_positions` bounds what the sequence may ever hold; buffers are sized for it, so that decoding allocates
+    /// nothing.
+    pub(crate) fn new(
+        task: &Arc<Task>,
+        index: u32,
+        prompt: &Prompt,
+        policy: &ContextPolicy,
+        choice: Choice,
+        most_positions: usize,
+        vocab: usize,
+        hidden: usize,
+    ) -> Self {
+        let wanted = prompt.tokens.len().saturating_add(task.max_tokens as usize).saturating_add(1);
+        let capacity = wanted.min(most_positions.max(prompt.tokens.len()) + 1);
+        let mut tokens = Vec::with_capacity(capacity);
+        tokens.extend_from_slice(&prompt.tokens);
+        let mut units = Vec::with_capacity(capacity);
+        units.extend(prompt.tokens.iter().map(|&id| Unit::token(id)));
+        for image in &prompt.images {
+            let positions = image.rows.len() / hidden;
+            for (row, unit) in units[image.at..][..positions].iter_mut().enumerate() {
+                *unit = Unit::media(&image.digest, row as u32);
+            }
+        }
+        let counts = task.sampling.has_penalties().then(|| {
+            let mut counts = TokenCounts::new(vocab, capacity);
+            prompt.tokens.iter().for_each(|&id| counts.push_prompt(id));
+            counts
+        });
+        let shift = match policy {
+            ContextPolicy::Error => None,
+            ContextPolicy::Shift(plan) => Some(plan.clone()),
+        };
+        Self {
+            task: Arc::clone(task),
+            index,
+            tokens,
+            units,
+            images: prompt.images.clone(),
+            kv: None,
+            awaits_copy: false,
+            drafts: Vec::with_capacity(16),
+            generated: 0,
+            counts,
+            stop_watch: choice.stop_watch,
+            constraint: choice.constraint,
+            hidden_sum: Vec::new(),
+            paused_since: None,
+            admitted_at: None,
+            first_token_at: None,
+            last_token_at: Duration::ZERO,
+            decode_steps: 0,
+            drafted: 0,
+            accepted: 0,
+            shift,
+        }
+    }
+
+    /// Service order; see [`Task::rank`].
+    pub(crate) fn rank(&self) -> (i16, u64, u32) {
+        let (priority, id) = self.task.rank();
+        (priority, id, self.index)
+    }
+
+    /// Has another choice failed for the whole request?
+    pub(crate) fn has_failed(&self) -> bool {
+        self.task.failed.load(Ordering::Relaxed)
+    }
+
+    /// Positions whose KV exists.
+    pub(crate) fn computed(&self) -> usize {
+        self.kv.as_ref().map_or(0, KvSeq::len)
+    }
+
+    /// Is it past its prompt, with one token to compute?
+    pub(crate) fn is_decoding(&self) -> bool {
+        self.generated > 0 && self.tokens.len() - self.computed() == 1
+    }
+
+    /// Does it still want a token sampled?
+    pub(crate) fn wants_token(&self) -> bool {
+        self.generated < self.task.max_tokens
+    }
+
+    /// Appends a sampled token.
+    pub(crate) fn push(&mut self, id: u32) {
+        self.tokens.push(id);
+        self.units.push(Unit::token(id));
+        if let Some(counts) = &mut self.counts {
+            counts.push_output(id);
+        }
+    }
+
+    /// Drops whole old turns until an eighth of `limit` positions is free; returns how many positions went. `None` when
+    /// nothing may go or it would not make room for one more token.
+    pub(crate) fn shift(&mut self, limit: usize) -> Option<usize> {
+        let plan = self.shift.as_mut()?;
+        let first = *plan.turns.first()?;
+        let len = self.tokens.len();
+        let target = limit - (limit / 8).max(1);
+        let last = plan.turns.len() - 1;
+        let drop = (1..=last).find(|&k| len - (plan.turns[k] - first) <= target).unwrap_or(last);
+        let dropped = plan.turns[drop] - first;
+        if dropped == 0 || len - dropped >= limit {
+            return None;
+        }
+        let range = first..first + dropped;
+        plan.turns.drain(..drop);
+        plan.turns.iter_mut().for_each(|turn| *turn -= dropped);
+        self.tokens.drain(range.clone());
+        self.units.drain(range.clone());
+        // No turn boundary cuts an image; that was checked at the door.
+        self.images.retain(|image| !range.contains(&image.at));
+        for image in &mut self.images {
+            if image.at >= range.end {
+                image.at -= dropped;
+            }
+        }
+        Some(dropped)
+    }
+
+    pub(crate) fn state(&self) -> SlotState {
+        if self.paused_since.is_some() {
+            SlotState::Paused
+        } else if self.is_decoding() {
+            SlotState::Decode
+        } else {
+            SlotState::Prefill
+        }
+    }
+
+    /// The end's figures.
+    pub(crate) fn finished(&self, reason: FinishReason, now: Duration) -> Finished {
+        let admitted = self.admitted_at.unwrap_or(now);
+        let first = self.first_token_at.unwrap_or(now);
+        Finished {
+            index: self.index,
+            reason,
+            usage: Usage {
+                prompt_tokens: self.task.prompt_tokens,
+                cached_tokens: self.task.cached_tokens.load(Ordering::Relaxed),
+                completion_tokens: self.generated,
+                decode_steps: self.decode_steps,
+                drafted_tokens: self.drafted,
+                accepted_tokens: self.accepted,
+            },
+            timings: Timings {
+                queue: admitted.saturating_sub(self.task.submitted_at),
+                prefill: first.saturating_sub(admitted),
+                decode: now.saturating_sub(first),
+            },
+        }
+    }
+}

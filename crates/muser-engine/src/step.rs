@@ -1,0 +1,355 @@
+//! One step: copies, rows to the executor, logits to tokens, tokens to events.
+//!
+//! Everything that can fail in here fails for the sequences it was done for and nobody else.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::atomic::Ordering,
+    time::{Duration, Instant},
+};
+
+use muser_backend::{ExecError, Row, RowInput, RowWants};
+use muser_kv::BLOCK_LEN;
+
+use crate::{
+    Event, FinishReason, RequestError, RequestKind, Started, Token, TopLogprobs,
+    driver::Driver,
+    metrics::Metrics,
+    sampler::{DrawKey, Sampler, check_finite},
+    scheduler::{End, PlanItem},
+    sequence::Sequence,
+    task::image_row,
+};
+
+impl Driver {
+    /// Runs the planned step.
+    pub(crate) fn run_step(&mut self) {
+        let started = Instant::now();
+        self.build_batch();
+        // A panic leaves the executor usable by its contract (as a failed step does), and everything else that the
+        // closure touches is scratch.
+        let result = catch_unwind(AssertUnwindSafe(|| self.copy_and_step()));
+        let error = match result {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => {
+                Metrics::add(&self.shared.metrics.step_errors, 1);
+                tracing::error!(%error, "a step failed");
+                Some(RequestError::Device(error.to_string()))
+            }
+            Err(panic) => {
+                Metrics::add(&self.shared.metrics.step_panics, 1);
+                Some(RequestError::Panic(panic_text(panic.as_ref())))
+            }
+        };
+        let now = self.now();
+        self.shared.metrics.step_time.record(started.elapsed());
+        Metrics::add(&self.shared.metrics.steps, 1);
+        if let Some(error) = error {
+            self.fail_step(&error, now);
+            return;
+        }
+        Metrics::add(&self.shared.metrics.copied_blocks, self.plan.copies.len() as u64);
+        for sequence in self.scheduler.slots.iter_mut().flatten() {
+            sequence.awaits_copy = false;
+        }
+        let (mut logits_row, mut hidden_row) = (0, 0);
+        for i in 0..self.plan.items.len() {
+            let item = self.plan.items[i];
+            let (logits_at, hidden_at) = (logits_row, hidden_row);
+            let (n_logits, n_hidden) = self.wanted_rows(item);
+            logits_row += n_logits;
+            hidden_row += n_hidden;
+            let over = self.scheduler.slots[item.slot].as_ref().is_none_or(Sequence::has_failed);
+            if over {
+                // Another choice has failed for the whole request a moment ago; the plan will clear this one away.
+                continue;
+            }
+            let handled = catch_unwind(AssertUnwindSafe(|| self.handle(item, logits_at, hidden_at, now)));
+            let end = match handled {
+                Ok(end) => end,
+                Err(panic) => {
+                    Metrics::add(&self.shared.metrics.step_panics, 1);
+                    Some(End::Fail(RequestError::Panic(panic_text(panic.as_ref()))))
+                }
+            };
+            if let Some(end) = end
+                && let Some(sequence) = self.scheduler.vacate(item.slot)
+            {
+                self.end(sequence, &end, now);
+            }
+        }
+    }
+
+    /// Rows of an item that come with logits, and rows that come with hidden states.
+    fn wanted_rows(&self, item: PlanItem) -> (usize, usize) {
+        let Some(sequence) = &self.scheduler.slots[item.slot] else { return (0, 0) };
+        match sequence.task.kind {
+            RequestKind::Embed => (0, item.rows),
+            RequestKind::Generate if item.to_end && sequence.wants_token() => (1 + item.drafts, 0),
+            RequestKind::Generate => (0, 0),
+        }
+    }
+
+    fn build_batch(&mut self) {
+        self.batch.clear();
+        for i in 0..self.plan.items.len() {
+            let item = self.plan.items[i];
+            let (n_logits, n_hidden) = self.wanted_rows(item);
+            let Some(sequence) = &self.scheduler.slots[item.slot] else { continue };
+            let Some(kv) = &sequence.kv else { continue };
+            let end = item.start + item.rows + item.drafts;
+            let full = &kv.full()[..end.div_ceil(BLOCK_LEN)];
+            self.batch.push_seq(item.start as u32, full, kv.sliding_first() as u32, kv.sliding());
+            for position in item.start..end {
+                let input = match sequence.tokens.get(position) {
+                    Some(&token) => match image_row(&sequence.images, self.hidden, position) {
+                        Some(values) => RowInput::Embedding(self.batch.push_embedding(values)),
+                        None => RowInput::Token(token),
+                    },
+                    None => RowInput::Token(sequence.drafts[position - sequence.tokens.len()]),
+                };
+                let wants =
+                    RowWants { logits: end - position <= n_logits, hidden: n_hidden > 0, features: false };
+                self.batch.push_row(Row { input, wants });
+            }
+        }
+    }
+
+    fn copy_and_step(&mut self) -> Result<(), ExecError> {
+        for copy in &self.plan.copies {
+            let bytes = self.executor.info().block_bytes(copy.group);
+            if self.copy_buffer.len() < bytes {
+                self.copy_buffer.resize(bytes, 0);
+            }
+            let buffer = &mut self.copy_buffer[..bytes];
+            self.executor.export_block(copy.group, copy.from, buffer)?;
+            self.executor.import_block(copy.group, copy.to, buffer)?;
+        }
+        if self.batch.rows().is_empty() {
+            return Ok(());
+        }
+        self.executor.step(&self.batch, &mut self.out)
+    }
+
+    /// Ends the requests whose rows or copies were part of the step; all others go on.
+    fn fail_step(&mut self, error: &RequestError, now: Duration) {
+        for slot in 0..self.scheduler.slots.len() {
+            let in_step = self.plan.items.iter().any(|item| item.slot == slot);
+            let broken = self.scheduler.slots[slot].as_ref().is_some_and(|sequence| sequence.awaits_copy);
+            if (in_step || broken)
+                && let Some(sequence) = self.scheduler.vacate(slot)
+            {
+                self.end(sequence, &End::Fail(error.clone()), now);
+            }
+        }
+    }
+
+    /// Takes in the results for one sequence. `Some` when it has ended.
+    fn handle(&mut self, item: PlanItem, logits_at: usize, hidden_at: usize, now: Duration) -> Option<End> {
+        let metrics = &self.shared.metrics;
+        let sequence = self.scheduler.slots[item.slot].as_mut()?;
+        let was_decoding = sequence.is_decoding();
+        let rows = if was_decoding { &metrics.decode_rows } else { &metrics.prefill_rows };
+        Metrics::add(rows, (item.rows + item.drafts) as u64);
+        let kv = sequence.kv.as_mut()?;
+        let end = item.start + item.rows;
+        self.scheduler.kv.commit(kv, &sequence.units[item.start..end]);
+        if !was_decoding {
+            sequence.task.ring.set_prefilled(end.min(sequence.task.prompt_tokens as usize) as u32);
+        }
+        if sequence.task.kind == RequestKind::Embed {
+            let rows = self.out.hidden[hidden_at * self.hidden..].chunks_exact(self.hidden).take(item.rows);
+            if item.start == 0 {
+                sequence.hidden_sum.clear();
+                sequence.hidden_sum.resize(self.hidden, 0.0);
+            }
+            for row in rows {
+                sequence.hidden_sum.iter_mut().zip(row).for_each(|(sum, &value)| *sum += f64::from(value));
+            }
+        }
+        if !item.to_end {
+            return None;
+        }
+        if !was_decoding {
+            self.scheduler.kv.mark_resume(kv);
+        }
+        if !sequence.task.started.swap(true, Ordering::Relaxed) {
+            let task = &sequence.task;
+            let cached_tokens = task.cached_tokens.load(Ordering::Relaxed);
+            let admitted = sequence.admitted_at.unwrap_or(now);
+            let queue_time = admitted.saturating_sub(task.submitted_at);
+            let prefill_time = now.saturating_sub(admitted);
+            metrics.queue_time.record(queue_time);
+            metrics.prefill_time.record(prefill_time);
+            Metrics::add(&metrics.cached_tokens, u64::from(cached_tokens));
+            task.ring.send(Event::Started(Started {
+                prompt_tokens: task.prompt_tokens,
+                cached_tokens,
+                queue_time,
+                prefill_time,
+                seed: task.seed,
+            }));
+        }
+        if sequence.task.kind == RequestKind::Embed {
+            let n = sequence.tokens.len() as f64;
+            let mean = sequence.hidden_sum.iter().map(|sum| (sum / n) as f32).collect();
+            sequence.task.ring.send(Event::Embedding(mean));
+        }
+        if !sequence.wants_token() {
+            return Some(End::Finish(FinishReason::Length));
+        }
+        sequence.decode_steps += 1;
+        self.take_tokens(item, logits_at, now)
+    }
+
+    /// Samples the row at the end of the tokens and, as long as the drafts prove right, those after it.
+    fn take_tokens(&mut self, item: PlanItem, logits_at: usize, now: Duration) -> Option<End> {
+        for k in 0..=item.drafts {
+            let sequence = self.scheduler.slots[item.slot].as_mut()?;
+            let position = (item.start + item.rows - 1 + k) as u32;
+            let logits = &mut self.out.logits[(logits_at + k) * self.vocab..][..self.vocab];
+            let token = match sample(sequence, &mut self.sampler, &mut self.mask, logits, position) {
+                Ok(token) => token,
+                Err(error) => return Some(End::Fail(error)),
+            };
+            let id = token.id;
+            let metrics = &self.shared.metrics;
+            Metrics::add(&metrics.generated_tokens, 1);
+            if sequence.first_token_at.is_none() {
+                sequence.first_token_at = Some(now);
+                metrics.time_to_first_token.record(now.saturating_sub(sequence.task.submitted_at));
+            } else {
+                metrics.inter_token.record(now.saturating_sub(sequence.last_token_at));
+            }
+            sequence.last_token_at = now;
+            sequence.generated += 1;
+            if k > 0 {
+                // The row that gave these logits had the draft as input, and the draft was right.
+                let unit = sequence.units.len() - 1;
+                if let Some(kv) = sequence.kv.as_mut() {
+                    self.scheduler.kv.commit(kv, &sequence.units[unit..]);
+                }
+            }
+            sequence.push(id);
+            if let Some(end) = self.after_token(item.slot, token) {
+                return Some(end);
+            }
+            let sequence = self.scheduler.slots[item.slot].as_mut()?;
+            if k < item.drafts {
+                sequence.drafted += 1;
+                Metrics::add(&self.shared.metrics.drafted_tokens, 1);
+                if sequence.drafts[k] != id {
+                    break;
+                }
+                sequence.accepted += 1;
+                Metrics::add(&self.shared.metrics.accepted_tokens, 1);
+            }
+        }
+        self.prepare_next(item.slot)
+    }
+
+    /// Sends the token and looks for reasons to stop.
+    fn after_token(&mut self, slot: usize, token: Token) -> Option<End> {
+        let sequence = self.scheduler.slots[slot].as_mut()?;
+        let task = &sequence.task;
+        if task.stop_ids.contains(&token.id) {
+            return Some(End::Finish(FinishReason::Stop(token.id)));
+        }
+        task.ring.send(Event::Token(token));
+        if sequence.stop_watch.as_mut().is_some_and(|watch| watch.push(token.id)) {
+            return Some(End::Finish(FinishReason::StopWatch));
+        }
+        if sequence.generated >= task.max_tokens {
+            return Some(End::Finish(FinishReason::Length));
+        }
+        None
+    }
+
+    /// Makes room if the context is full, and asks for drafts.
+    fn prepare_next(&mut self, slot: usize) -> Option<End> {
+        let sequence = self.scheduler.slots[slot].as_mut()?;
+        sequence.drafts.clear();
+        if sequence.tokens.len() >= self.most_positions {
+            let Some(dropped) = sequence.shift(self.most_positions) else {
+                return Some(End::Finish(FinishReason::Context));
+            };
+            let event = Event::Shifted { index: sequence.index, dropped_tokens: dropped as u32 };
+            sequence.task.ring.send(event);
+            // It reads the shortened text as if that had been its prompt.
+            self.scheduler.requeue(slot);
+            return None;
+        }
+        if let Some(proposer) = &mut self.proposer {
+            proposer.propose(&sequence.tokens, &mut sequence.drafts);
+        }
+        None
+    }
+}
+
+/// One token from one row of logits.
+fn sample(
+    sequence: &mut Sequence,
+    sampler: &mut Sampler,
+    mask: &mut crate::TokenMask,
+    logits: &mut [f32],
+    position: u32,
+) -> Result<Token, RequestError> {
+    check_finite(logits, position)?;
+    let task = &sequence.task;
+    let logit_hash = task.hash_logits.then(|| hash_logits(logits));
+    // The token's own log-probability needs its logit from before the filters, and the token from after them.
+    let logprobs = task.logprobs.map(|k| sampler.logprobs(logits, usize::from(k)));
+    let masked = match &mut sequence.constraint {
+        Some(constraint) => {
+            mask.clear();
+            constraint.mask(mask)
+        }
+        None => false,
+    };
+    let key = DrawKey {
+        seed: task.seed,
+        index: sequence.index,
+        position: u64::from(task.prompt_tokens) + u64::from(sequence.generated),
+    };
+    let shapes = masked || sequence.counts.is_some() || !task.sampling.logit_bias.is_empty();
+    if shapes {
+        if logprobs.is_some() {
+            sampler.keep(logits);
+        }
+        Sampler::shape(&task.sampling, sequence.counts.as_ref(), masked.then_some(&*mask), logits);
+    }
+    let id = sampler
+        .draw(&task.sampling, logits, key)
+        .ok_or_else(|| RequestError::Constraint("no token is allowed".into()))?;
+    let (logprob, top) = match logprobs {
+        None => (None, TopLogprobs::default()),
+        Some((log_sum, top)) => {
+            let value = if shapes { sampler.kept(id) } else { logits[id as usize] };
+            (Some((f64::from(value) - log_sum) as f32), top)
+        }
+    };
+    if let Some(constraint) = &mut sequence.constraint {
+        constraint.commit(id).map_err(RequestError::Constraint)?;
+    }
+    Ok(Token { index: sequence.index, id, logprob, top, logit_hash })
+}
+
+/// First 8 bytes of BLAKE3 over the logits.
+pub(crate) fn hash_logits(logits: &[f32]) -> u64 {
+    let mut hasher = blake3::Hasher::new();
+    let mut bytes = [0; 1024];
+    for chunk in logits.chunks(256) {
+        for (to, value) in bytes.chunks_exact_mut(4).zip(chunk) {
+            to.copy_from_slice(&value.to_le_bytes());
+        }
+        hasher.update(&bytes[..chunk.len() * 4]);
+    }
+    let mut first = [0; 8];
+    first.copy_from_slice(&hasher.finalize().as_bytes()[..8]);
+    u64::from_le_bytes(first)
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into())
+}

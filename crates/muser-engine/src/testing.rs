@@ -1,0 +1,459 @@
+//! A scripted executor and a simulated clock: what the engine is tested with.
+//!
+//! The executor's KV rows are 64-bit hashes and attention is their sum over the visible positions, read through the block
+//! tables, for one sliding layer below one full layer. So a wrong block, a stale row, a wrong position or a wrong window
+//! changes every logit that follows. [`Oracle`] computes the same model without blocks, batches or an engine.
+
+use std::{
+    cell::RefCell,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use muser_backend::{
+    ExecError, Executor, ExecutorInfo, KvCapacity, KvType, RowInput, SeqRows, StepBatch, StepOutput,
+};
+use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
+use muser_model::Geometry;
+
+use crate::{
+    EngineConfig, Event, Prompt, Request, Submission, SubmitError,
+    driver::{Driver, Turn},
+    sampler::{DrawKey, Sampler},
+};
+
+pub(crate) const VOCAB: usize = 40;
+pub(crate) const HIDDEN: usize = 2;
+
+pub(crate) fn geometry(context: usize, window: usize) -> Geometry {
+    Geometry {
+        hidden: HIDDEN,
+        ffn: 1,
+        heads: 1,
+        kv_heads: 1,
+        head_dim: 2,
+        vocab: VOCAB,
+        context,
+        window,
+        sliding: vec![true, false],
+        rope_theta: 1.0,
+        rms_eps: 1.0,
+        post_norm_eps: 1.0,
+        logit_scale: 1.0,
+        softcap: None,
+    }
+}
+
+pub(crate) fn info(geometry: &Geometry) -> ExecutorInfo {
+    ExecutorInfo {
+        backend: "scripted",
+        device: "none".into(),
+        route: "scripted".into(),
+        kv_type: KvType::F32,
+        full_block_bytes: BLOCK_LEN * 8,
+        sliding_block_bytes: BLOCK_LEN * 8,
+        max_rows: 512,
+        vocab: geometry.vocab,
+        hidden: geometry.hidden,
+        features: 0,
+    }
+}
+
+/// A good 64-bit mixer.
+pub(crate) fn mix(a: u64, b: u64) -> u64 {
+    let mut z = (a ^ b.rotate_left(32)).wrapping_add(0x9E37_79B9_7F4A_7C15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    (z ^ (z >> 31)).wrapping_add(b)
+}
+
+/// Random numbers for tests.
+pub(crate) struct Rng(pub(crate) u64);
+
+impl Rng {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(1);
+        mix(self.0, 0x5151)
+    }
+
+    pub(crate) fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    pub(crate) fn one_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+}
+
+fn bottom(input: u64, position: usize) -> u64 {
+    mix(input, position as u64)
+}
+
+fn kv_row(h: u64, layer: u64) -> u64 {
+    mix(h, 0xA0 + layer)
+}
+
+fn logits_of(h: u64, out: &mut Vec<f32>) {
+    out.extend((0..VOCAB as u64).map(|i| (mix(h, i) >> 40) as f32 / (1u64 << 24) as f32 * 8.0 - 4.0));
+}
+
+fn embedding_input(values: &[f32]) -> u64 {
+    values.iter().fold(1 << 40, |h, v| mix(h, u64::from(v.to_bits())))
+}
+
+/// The model without an engine: one position at a time.
+#[derive(Clone)]
+pub(crate) struct Oracle {
+    window: usize,
+    /// Prefix sums of the rows of both layers.
+    sums: [Vec<u64>; 2],
+    pub(crate) logits: Vec<f32>,
+    pub(crate) hidden: Vec<f32>,
+}
+
+impl Oracle {
+    pub(crate) fn new(window: usize) -> Self {
+        Self { window, sums: [vec![0], vec![0]], logits: Vec::new(), hidden: Vec::new() }
+    }
+
+    pub(crate) fn push(&mut self, input: u64) {
+        let position = self.sums[0].len() - 1;
+        let mut h = bottom(input, position);
+        for layer in 0..2 {
+            let sums = &mut self.sums[layer];
+            sums.push(sums[position].wrapping_add(kv_row(h, layer as u64)));
+            let first = if layer == 0 { (position + 1).saturating_sub(self.window) } else { 0 };
+            h = mix(h, sums[position + 1].wrapping_sub(sums[first]));
+        }
+        self.logits.clear();
+        logits_of(h, &mut self.logits);
+        self.hidden = hidden_of(h);
+    }
+
+    pub(crate) fn push_prompt(&mut self, prompt: &Prompt) {
+        for (position, &token) in prompt.tokens.iter().enumerate() {
+            match crate::task::image_row(&prompt.images, HIDDEN, position) {
+                Some(values) => self.push(embedding_input(values)),
+                None => self.push(u64::from(token)),
+            }
+        }
+    }
+}
+
+fn hidden_of(h: u64) -> Vec<f32> {
+    (0..HIDDEN as u64).map(|i| (mix(h, 0xE0 + i) >> 40) as f32).collect()
+}
+
+/// What choice `index` of a request must sample, with the logits' hashes, without stops: alone and cold by construction.
+pub(crate) fn expected(request: &Request, seed: u64, index: u32, window: usize, n: usize) -> Vec<(u32, u64)> {
+    let mut oracle = Oracle::new(window);
+    oracle.push_prompt(&request.prompt);
+    let mut sampler = Sampler::new();
+    let mut tokens = Vec::new();
+    for i in 0..n {
+        let hash = crate::step::hash_logits(&oracle.logits);
+        let position = (request.prompt.tokens.len() + i) as u64;
+        let key = DrawKey { seed, index, position };
+        let id = sampler.draw(&request.sampling, &oracle.logits, key).expect("nothing is masked");
+        tokens.push((id, hash));
+        oracle.push(u64::from(id));
+    }
+    tokens
+}
+
+/// What goes wrong in the steps to come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    Device = 1,
+    Panic = 2,
+    NotANumber = 3,
+}
+
+pub(crate) struct ScriptedExecutor {
+    info: ExecutorInfo,
+    geometry: Geometry,
+    capacity: KvCapacity,
+    blocks: [Vec<[u64; BLOCK_LEN]>; 2],
+    /// `step number << 8 | fault`; 0 for none.
+    fault: Arc<AtomicU64>,
+    steps: u64,
+    pub(crate) largest_step: Arc<AtomicU64>,
+}
+
+impl ScriptedExecutor {
+    pub(crate) fn new(geometry: Geometry) -> Self {
+        Self {
+            info: info(&geometry),
+            geometry,
+            capacity: KvCapacity { full: 0, sliding: 0 },
+            blocks: [Vec::new(), Vec::new()],
+            fault: Arc::default(),
+            steps: 0,
+            largest_step: Arc::default(),
+        }
+    }
+
+    fn blocks(&self, group: KvGroup) -> &[[u64; BLOCK_LEN]] {
+        &self.blocks[usize::from(group == KvGroup::Full)]
+    }
+
+    fn row(&mut self, batch: &StepBatch, seq: &SeqRows, position: usize, input: u64, garbage: bool) -> u64 {
+        let mut h = bottom(input, position);
+        let (block, at) = (position / BLOCK_LEN, position % BLOCK_LEN);
+        for layer in 0..2 {
+            let (table, table_first, first) = if layer == 0 {
+                let first = (position + 1).saturating_sub(self.geometry.window);
+                (batch.sliding_table(seq), seq.sliding_first as usize, first)
+            } else {
+                (batch.full_table(seq), 0, 0)
+            };
+            let memory = &mut self.blocks[layer];
+            let BlockId(own) = table[block - table_first];
+            memory[own as usize][at] = if garbage { 0xBAD } else { kv_row(h, layer as u64) };
+            let mut sum = 0u64;
+            for b in first / BLOCK_LEN..=block {
+                let rows = &memory[table[b - table_first].0 as usize];
+                let from = first.saturating_sub(b * BLOCK_LEN);
+                let to = if b == block { at + 1 } else { BLOCK_LEN };
+                sum = rows[from..to].iter().fold(sum, |sum, &row| sum.wrapping_add(row));
+            }
+            h = mix(h, sum);
+        }
+        h
+    }
+}
+
+impl Executor for ScriptedExecutor {
+    fn info(&self) -> &ExecutorInfo {
+        &self.info
+    }
+
+    fn allocate_kv(&mut self, capacity: KvCapacity) -> Result<(), ExecError> {
+        self.capacity = capacity;
+        let fill = |n: u32| (0..u64::from(n)).map(|i| [mix(i, 0xDEAD); BLOCK_LEN]).collect();
+        self.blocks = [fill(capacity.sliding), fill(capacity.full)];
+        Ok(())
+    }
+
+    fn set_feature_layers(&mut self, _layers: &[usize]) -> Result<(), ExecError> {
+        Ok(())
+    }
+
+    fn step(&mut self, batch: &StepBatch, out: &mut StepOutput) -> Result<(), ExecError> {
+        batch.validate(&self.geometry, self.capacity, self.info.max_rows)?;
+        self.largest_step.fetch_max(batch.rows().len() as u64, Ordering::Relaxed);
+        self.steps += 1;
+        let fault = self.fault.load(Ordering::Relaxed);
+        let fault = if fault >> 8 == self.steps { fault & 0xFF } else { 0 };
+        out.logits.clear();
+        out.hidden.clear();
+        for seq in batch.seqs() {
+            for i in 0..seq.n_rows as usize {
+                let row = batch.rows()[seq.first_row as usize + i];
+                let input = match row.input {
+                    RowInput::Token(id) => u64::from(id),
+                    RowInput::Embedding(e) => {
+                        embedding_input(&batch.embeddings()[e as usize * HIDDEN..][..HIDDEN])
+                    }
+                };
+                let position = seq.start_pos as usize + i;
+                let h = self.row(batch, seq, position, input, fault == 1 || fault == 2);
+                if row.wants.logits {
+                    logits_of(h, &mut out.logits);
+                }
+                if row.wants.hidden {
+                    out.hidden.extend(hidden_of(h));
+                }
+            }
+        }
+        match fault {
+            1 => Err(ExecError::Device { device: "scripted".into(), what: "as told".into() }),
+            2 => panic!("as told"),
+            3 => {
+                out.logits.fill(f32::NAN);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn export_block(&self, group: KvGroup, block: BlockId, dst: &mut [u8]) -> Result<(), ExecError> {
+        for (to, row) in dst.chunks_exact_mut(8).zip(&self.blocks(group)[block.0 as usize]) {
+            to.copy_from_slice(&row.to_le_bytes());
+        }
+        Ok(())
+    }
+
+    fn import_block(&mut self, group: KvGroup, block: BlockId, src: &[u8]) -> Result<(), ExecError> {
+        let memory = &mut self.blocks[usize::from(group == KvGroup::Full)][block.0 as usize];
+        for (to, bytes) in memory.iter_mut().zip(src.chunks_exact(8)) {
+            let mut word = [0; 8];
+            word.copy_from_slice(bytes);
+            *to = u64::from_le_bytes(word);
+        }
+        Ok(())
+    }
+}
+
+/// A driver on the test's own thread, with a clock that the test moves.
+pub(crate) struct Bench {
+    pub(crate) driver: Driver,
+    pub(crate) window: usize,
+    clock: Arc<AtomicU64>,
+    fault: Arc<AtomicU64>,
+    pub(crate) largest_step: Arc<AtomicU64>,
+    pub(crate) log: RefCell<Vec<Turn>>,
+}
+
+impl Bench {
+    pub(crate) fn new(context: usize, window: usize, config: &EngineConfig) -> Self {
+        let geometry = geometry(context, window);
+        let executor = ScriptedExecutor::new(geometry.clone());
+        let fault = Arc::clone(&executor.fault);
+        let largest_step = Arc::clone(&executor.largest_step);
+        let mut driver =
+            Driver::new(Box::new(executor), &geometry, config).expect("the configuration is good");
+        let clock = Arc::new(AtomicU64::new(0));
+        let for_driver = Arc::clone(&clock);
+        driver.set_clock(Box::new(move || Duration::from_millis(for_driver.load(Ordering::Relaxed))));
+        Self { driver, window, clock, fault, largest_step, log: RefCell::default() }
+    }
+
+    pub(crate) fn submit(&self, request: Request) -> Result<Submission, SubmitError> {
+        let now = Duration::from_millis(self.clock.load(Ordering::Relaxed));
+        self.driver.shared().submit(request, std::thread::current(), now)
+    }
+
+    pub(crate) fn advance(&self, ms: u64) {
+        self.clock.fetch_add(ms, Ordering::Relaxed);
+    }
+
+    /// The step `after` steps from now goes wrong.
+    pub(crate) fn fail_step(&self, after: u64, fault: Fault) {
+        let steps = self.driver.shared().metrics.snapshot().steps;
+        self.fault.store((steps + 1 + after) << 8 | fault as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn turn(&mut self) -> Turn {
+        self.advance(1);
+        self.driver.turn()
+    }
+
+    /// Turns until there is nothing to do.
+    pub(crate) fn run(&mut self) {
+        for _ in 0..1_000_000 {
+            if self.turn() != Turn::Worked {
+                return;
+            }
+        }
+        panic!("the engine never rests");
+    }
+
+    /// Turns and reads until the submission has ended.
+    pub(crate) fn finish(&mut self, submission: &mut Submission) -> Answer {
+        let mut answer = Answer::default();
+        for _ in 0..1_000_000 {
+            let turn = self.turn();
+            let before = answer.events.len();
+            while let Some(event) = submission.try_recv() {
+                answer.take(event);
+            }
+            if answer.is_over() {
+                return answer;
+            }
+            assert!(turn == Turn::Worked || answer.events.len() > before, "idle without an end");
+        }
+        panic!("the engine never rests");
+    }
+
+    pub(crate) fn ask(&mut self, request: Request) -> Answer {
+        let mut submission = self.submit(request).expect("the request is good");
+        self.finish(&mut submission)
+    }
+
+    /// Nobody is left, nothing is held, and every block can be had.
+    pub(crate) fn assert_balanced(&mut self) {
+        assert!(self.driver.scheduler.is_empty());
+        assert_eq!(self.driver.shared().in_flight(), 0);
+        let stats = self.driver.scheduler.kv.stats();
+        assert_eq!((stats.full.used, stats.sliding.used), (0, 0), "blocks leaked");
+        self.driver.scheduler.kv.clear();
+        let stats = self.driver.scheduler.kv.stats();
+        assert_eq!(stats.full.free, stats.full.total);
+        assert_eq!(stats.sliding.free, stats.sliding.total);
+    }
+}
+
+/// What came of a request.
+#[derive(Default)]
+pub(crate) struct Answer {
+    pub(crate) events: Vec<Event>,
+    n: Option<u32>,
+}
+
+impl Answer {
+    pub(crate) fn take(&mut self, event: Event) {
+        assert!(!matches!(self.events.last(), Some(Event::Failed(_))), "nothing comes after a failure");
+        self.events.push(event);
+    }
+
+    pub(crate) fn of(n: u32) -> Self {
+        Self { events: Vec::new(), n: Some(n) }
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        let ends = self.events.iter().filter(|event| matches!(event, Event::Finished(_))).count();
+        ends as u32 == self.n.unwrap_or(1) || matches!(self.events.last(), Some(Event::Failed(_)))
+    }
+
+    pub(crate) fn tokens(&self, index: u32) -> Vec<(u32, u64)> {
+        let of_index = self.events.iter().filter_map(|event| match event {
+            Event::Token(token) if token.index == index => Some(token),
+            _ => None,
+        });
+        of_index.map(|token| (token.id, token.logit_hash.unwrap_or(0))).collect()
+    }
+
+    pub(crate) fn finished(&self, index: u32) -> crate::Finished {
+        let mut ends = self.events.iter().filter_map(|event| match event {
+            Event::Finished(finished) if finished.index == index => Some(*finished),
+            _ => None,
+        });
+        let end = ends.next().expect("the choice has ended");
+        assert!(ends.next().is_none(), "a choice ends once");
+        end
+    }
+
+    pub(crate) fn started(&self) -> crate::Started {
+        let started = self.events.iter().find_map(|event| match event {
+            Event::Started(started) => Some(*started),
+            _ => None,
+        });
+        started.expect("the request has started")
+    }
+
+    pub(crate) fn failure(&self) -> Option<&crate::RequestError> {
+        match self.events.last() {
+            Some(Event::Failed(error)) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+/// A request with hashes and without stops.
+pub(crate) fn request(prompt: Vec<u32>, max_tokens: u32) -> Request {
+    Request {
+        max_tokens: Some(max_tokens),
+        hash_logits: true,
+        seed: Some(5),
+        ..Request::new(prompt, Vec::new())
+    }
+}
+
+/// Tokens that differ from stem to stem.
+pub(crate) fn stem(seed: u64, n: usize) -> Vec<u32> {
+    (0..n as u64).map(|i| (mix(seed, i) % VOCAB as u64) as u32).collect()
+}

@@ -1,0 +1,4 @@
+//! The engine with the scripted executor: exactness under random schedules, limits, cancellation, faults, allocation.
+
+mod basics;
+mod schedules;

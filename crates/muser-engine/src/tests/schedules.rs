@@ -1,0 +1,204 @@
+//! Random schedules: whatever else runs, each request's tokens and logits are those of running alone and cold.
+
+use crate::{
+    EngineConfig, Event, FinishReason, ImageRows, Prompt, Request, SamplingParams, Submission, SubmitError,
+    driver::Turn,
+    testing::{Answer, Bench, HIDDEN, Rng, expected, stem},
+};
+
+struct Running {
+    request: Request,
+    submission: Option<Submission>,
+    answer: Answer,
+    reads_one_in: usize,
+    cancelled: bool,
+}
+
+fn random_request(rng: &mut Rng, context: usize, long_answers: bool) -> Request {
+    // A few stems, so that prefixes are shared; most prompts are short, some span blocks.
+    let longest = if rng.one_in(3) { context * 3 / 4 } else { 300 };
+    let mut tokens = stem(rng.below(3) as u64, 1 + rng.below(longest));
+    tokens.extend(stem(99 + rng.below(2) as u64, rng.below(30)));
+    let mut prompt = Prompt::from(tokens);
+    if rng.one_in(6) && prompt.tokens.len() > 8 {
+        let digest = [rng.below(2) as u8; 32];
+        let rows = (0..4 * HIDDEN).map(|i| i as f32 + f32::from(digest[0])).collect::<Vec<f32>>();
+        prompt.images.push(ImageRows { at: 3, rows: rows.into(), digest });
+    }
+    let most_tokens = if long_answers || rng.one_in(4) { 400 } else { 12 };
+    let sampling = if rng.one_in(2) { SamplingParams::greedy() } else { SamplingParams::default() };
+    Request {
+        max_tokens: Some(rng.below(most_tokens) as u32),
+        hash_logits: true,
+        sampling,
+        seed: Some(rng.next()),
+        n: if rng.one_in(5) { 1 + rng.below(4) as u32 } else { 1 },
+        priority: rng.below(3) as i8,
+        cache: !rng.one_in(8),
+        ..Request::new(prompt, Vec::new())
+    }
+}
+
+fn random_config(rng: &mut Rng, context: usize, window: usize) -> EngineConfig {
+    let blocks = context.div_ceil(256) as u64;
+    let per_sequence = (window as u64 + 16).div_ceil(256) + 2;
+    let parallel = 1 + rng.below(8);
+    // From just enough for one sequence to plenty for all.
+    let least = (blocks + per_sequence) * 2048;
+    let more = if rng.one_in(2) { rng.below(4096) } else { rng.below(parallel * least as usize) };
+    let kv_bytes = least + more as u64;
+    EngineConfig {
+        parallel,
+        kv_bytes: Some(kv_bytes),
+        prefill_rows: 1 + rng.below(400),
+        mixed_rows: 1 + rng.below(100),
+        event_ring: 8 + rng.below(20),
+        window_slack: [0, 16][rng.below(2)],
+        min_copy_tokens: 1 + rng.below(40),
+        max_waiting: 100,
+        slow_reader_timeout: std::time::Duration::from_secs(3600),
+        ..EngineConfig::default()
+    }
+}
+
+/// One schedule. Returns how many tokens were reused and how many preemptions there were, so that the whole can show
+/// that it covered them.
+fn schedule(seed: u64) -> (u64, u64, u64) {
+    let mut rng = Rng(seed << 20);
+    let context = [512, 700, 1300][rng.below(3)];
+    let window = [1, 100, 256, 300, 600][rng.below(5)];
+    let config = random_config(&mut rng, context, window);
+    let mut bench = Bench::new(context, window, &config);
+    if rng.one_in(2) {
+        // Admits more than memory may carry, so that sequences must step aside.
+        bench.driver.scheduler.config.lookahead = rng.below(20);
+    }
+    if rng.one_in(3) {
+        bench.driver.proposer = Some(Box::new(GuessingProposer { rng: Rng(seed), window }));
+    }
+    let long_answers = rng.one_in(3);
+    let mut to_come = 4 + rng.below(10);
+    let mut running: Vec<Running> = Vec::new();
+    let mut idle = 0;
+    while to_come > 0 || !running.is_empty() {
+        if to_come > 0 && (rng.one_in(4) || running.is_empty()) {
+            to_come -= 1;
+            let request = random_request(&mut rng, context, long_answers);
+            let copy = clone(&request);
+            match bench.submit(request) {
+                Ok(submission) => running.push(Running {
+                    answer: Answer::of(copy.n),
+                    request: copy,
+                    submission: Some(submission),
+                    reads_one_in: [1, 1, 1, 5, 40][rng.below(5)],
+                    cancelled: false,
+                }),
+                // The budget of this schedule is less than the context.
+                Err(SubmitError::Capacity { .. }) => {}
+                Err(error) => panic!("seed {seed}: {error}"),
+            }
+        }
+        let turn = bench.turn();
+        assert_ne!(turn, Turn::Stopped);
+        let snapshot = bench.driver.shared().metrics.snapshot();
+        assert!(snapshot.kv_bytes_held <= snapshot.kv_bytes_total);
+        assert!(snapshot.kv_bytes_total <= config.kv_bytes.unwrap_or(0), "the budget was exceeded");
+        for one in &mut running {
+            let Some(submission) = &mut one.submission else { continue };
+            if rng.below(one.reads_one_in) == 0 {
+                while let Some(event) = submission.try_recv() {
+                    one.answer.take(event);
+                }
+            }
+            if rng.one_in(60) {
+                one.cancelled = true;
+                if rng.one_in(2) {
+                    submission.cancel();
+                } else {
+                    one.submission = None;
+                }
+            }
+        }
+        running.retain(|one| {
+            let over = one.submission.is_none() || one.answer.is_over();
+            if over {
+                check(one, window, bench.driver.most_positions, seed);
+            }
+            !over
+        });
+        idle = if turn == Turn::Worked { 0 } else { idle + 1 };
+        assert!(idle < 2000, "seed {seed}: stuck with {} requests", running.len());
+    }
+    bench.run();
+    let snapshot = bench.driver.shared().metrics.snapshot();
+    bench.assert_balanced();
+    (snapshot.cached_tokens, snapshot.preemptions, snapshot.accepted_tokens)
+}
+
+fn clone(request: &Request) -> Request {
+    Request {
+        prompt: request.prompt.clone(),
+        max_tokens: request.max_tokens,
+        sampling: request.sampling.clone(),
+        seed: request.seed,
+        n: request.n,
+        ..Request::new(Vec::new(), Vec::new())
+    }
+}
+
+fn check(one: &Running, window: usize, most_positions: usize, seed: u64) {
+    assert_eq!(one.answer.failure(), None, "seed {seed}");
+    let request = &one.request;
+    let prompt = request.prompt.tokens.len();
+    let most = (request.max_tokens.unwrap_or(0) as usize).min(most_positions - prompt);
+    for index in 0..request.n {
+        let found = one.answer.tokens(index);
+        let expected = expected(request, request.seed.unwrap_or(0), index, window, found.len());
+        assert_eq!(found, expected, "seed {seed}: tokens or logits differ");
+        if one.answer.is_over() {
+            let end = one.answer.finished(index);
+            assert_eq!(end.usage.completion_tokens as usize, found.len());
+            assert!(end.usage.cached_tokens < request.prompt.tokens.len() as u32);
+            match end.reason {
+                FinishReason::Cancelled => assert!(one.cancelled),
+                FinishReason::Length => assert_eq!(found.len(), request.max_tokens.unwrap_or(0) as usize),
+                FinishReason::Context => assert_eq!(found.len(), most),
+                other => panic!("seed {seed}: {other:?}"),
+            }
+        }
+    }
+    let starts = one.answer.events.iter().filter(|event| matches!(event, Event::Started(_))).count();
+    assert!(starts <= 1);
+}
+
+/// Proposes the right continuation most of the time (greedy; sampled sequences mostly refuse it).
+struct GuessingProposer {
+    rng: Rng,
+    window: usize,
+}
+
+impl crate::driver::Propose for GuessingProposer {
+    fn propose(&mut self, tokens: &[u32], drafts: &mut Vec<u32>) {
+        // Prompts with images are not its business: it would guess wrong, which is allowed.
+        let request =
+            Request { sampling: SamplingParams::greedy(), ..Request::new(tokens.to_vec(), Vec::new()) };
+        let n = self.rng.below(5);
+        for (id, _) in expected(&request, 0, 0, self.window, n) {
+            drafts.push(if self.rng.one_in(4) { 7 } else { id });
+        }
+    }
+}
+
+#[test]
+fn random_schedules_give_what_running_alone_and_cold_gives() {
+    let schedules = if std::env::var_os("MUSER_TEST_LONG").is_some() { 100_000 } else { 2_000 };
+    let (mut cached, mut preempted, mut accepted) = (0, 0, 0);
+    for seed in 0..schedules {
+        let (c, p, a) = schedule(seed);
+        cached += c;
+        preempted += p;
+        accepted += a;
+    }
+    // A test of reuse, preemption and drafts that never met any would show nothing.
+    assert!(cached > 100_000 && preempted > 20 && accepted > 10_000, "{cached} {preempted} {accepted}");
+}
