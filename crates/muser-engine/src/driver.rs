@@ -107,7 +107,7 @@ impl Driver {
                 lookahead: muser_kv::BLOCK_LEN,
             },
         );
-        let mut driver = Self {
+        let driver = Self {
             executor,
             scheduler,
             plan: StepPlan::default(),
@@ -149,7 +149,7 @@ impl Driver {
         self.scheduler.plan(now, stopping >= 2, &mut self.plan);
         Metrics::add(&self.shared.metrics.preemptions, self.plan.preempted);
         while let Some((sequence, end)) = self.plan.ended.pop() {
-            self.end(sequence, &end, now);
+            self.end(&sequence, &end, now);
         }
         let works = !self.plan.items.is_empty() || !self.plan.copies.is_empty();
         if works {
@@ -165,19 +165,11 @@ impl Driver {
         }
     }
 
-    fn take_in(&mut self, job: Job) {
-        for (index, choice) in job.choices.into_iter().enumerate() {
+    fn take_in(&mut self, mut job: Job) {
+        for (index, choice) in std::mem::take(&mut job.choices).into_iter().enumerate() {
             let index = index as u32;
-            let mut sequence = Sequence::new(
-                &job.task,
-                index,
-                &job.prompt,
-                &job.context_policy,
-                choice,
-                self.most_positions,
-                self.vocab,
-                self.hidden,
-            );
+            let mut sequence =
+                Sequence::new(&job, index, choice, self.most_positions, self.vocab, self.hidden);
             if sequence.tokens.len() >= self.most_positions
                 && let Some(dropped) = sequence.shift(self.most_positions)
             {
@@ -189,7 +181,7 @@ impl Driver {
     }
 
     /// Says the last words of a sequence that has left its slot.
-    pub(crate) fn end(&mut self, sequence: Sequence, end: &End, now: Duration) {
+    pub(crate) fn end(&self, sequence: &Sequence, end: &End, now: Duration) {
         let metrics = &self.shared.metrics;
         let task = &sequence.task;
         match end {
@@ -212,7 +204,7 @@ impl Driver {
         }
     }
 
-    fn publish_figures(&mut self) {
+    fn publish_figures(&self) {
         let metrics = &self.shared.metrics;
         let stats = self.scheduler.kv.stats();
         let held = |group: GroupStats| u64::from(group.used + group.cached);

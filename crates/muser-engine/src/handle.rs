@@ -67,7 +67,7 @@ impl Shared {
     pub(crate) fn submit(
         &self,
         request: Request,
-        engine: Thread,
+        engine: &Thread,
         now: Duration,
     ) -> Result<Submission, SubmitError> {
         let admitted = self.admit(request, engine, now);
@@ -77,7 +77,7 @@ impl Shared {
         admitted
     }
 
-    fn admit(&self, request: Request, engine: Thread, now: Duration) -> Result<Submission, SubmitError> {
+    fn admit(&self, request: Request, engine: &Thread, now: Duration) -> Result<Submission, SubmitError> {
         admission::check(&request, &self.limits)?;
         if self.stopping.load(Ordering::SeqCst) != 0 {
             return Err(SubmitError::ShuttingDown);
@@ -149,6 +149,7 @@ pub struct Engine;
 
 impl Engine {
     /// Allocates the KV blocks and starts the engine thread.
+    #[expect(clippy::needless_pass_by_value, reason = "an engine is made once, from values made for it")]
     pub fn spawn(
         executor: Box<dyn Executor>,
         geometry: Geometry,
@@ -219,7 +220,7 @@ impl EngineHandle {
     /// Hands in a request. Returns at once: with a submission, or with the reason why not.
     pub fn submit(&self, request: Request) -> Result<Submission, SubmitError> {
         let shared = &self.owner.shared;
-        shared.submit(request, self.owner.thread(), shared.elapsed())
+        shared.submit(request, &self.owner.thread(), shared.elapsed())
     }
 
     /// The figures now.

@@ -50,10 +50,10 @@ pub trait StopWatch: Send {
 }
 
 /// Makes the stop watch of choice `index`.
-pub type StopWatchFactory = Box<dyn Fn(u32) -> Box<dyn StopWatch>>;
+pub type StopWatchFactory = Box<dyn Fn(u32) -> Box<dyn StopWatch> + Send>;
 
 /// Makes the constraint of choice `index`.
-pub type ConstraintFactory = Box<dyn Fn(u32) -> Box<dyn Constraint>>;
+pub type ConstraintFactory = Box<dyn Fn(u32) -> Box<dyn Constraint> + Send>;
 
 /// What happens when prompt and output have filled the context.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -200,19 +200,16 @@ impl Scheduler {
             let end = end_of(sequence).or_else(|| {
                 let waited = now.saturating_sub(sequence.task.submitted_at);
                 let over = queue_until.is_some_and(|until| now >= until);
-                over.then(|| End::Fail(RequestError::QueueTimeout { waited_ms: waited.as_millis() as u64 }))
+                over.then_some(End::Fail(RequestError::QueueTimeout { waited_ms: waited.as_millis() as u64 }))
             });
-            match end {
-                Some(end) => {
-                    if let Some(sequence) = self.waiting.remove(at) {
-                        plan.ended.push((sequence, end));
-                    }
+            if let Some(end) = end {
+                if let Some(sequence) = self.waiting.remove(at) {
+                    plan.ended.push((sequence, end));
                 }
-                None => {
-                    plan.wake_by(sequence.task.deadline);
-                    plan.wake_by(queue_until);
-                    at += 1;
-                }
+            } else {
+                plan.wake_by(sequence.task.deadline);
+                plan.wake_by(queue_until);
+                at += 1;
             }
         }
     }

@@ -8,10 +8,10 @@ use std::{
 use muser_kv::{KvSeq, Unit};
 
 use crate::{
-    Constraint, ContextPolicy, FinishReason, Finished, ImageRows, Prompt, ShiftPlan, SlotState, StopWatch,
-    Timings, Usage,
+    Constraint, ContextPolicy, FinishReason, Finished, ImageRows, ShiftPlan, SlotState, StopWatch, Timings,
+    Usage,
     sampler::TokenCounts,
-    task::{Choice, Task},
+    task::{Choice, Job, Task},
 };
 
 /// The live state. `tokens[..kv.len()]` are in the blocks, the rest is to be computed: during prefill many, while
@@ -48,15 +48,14 @@ impl Sequence {
     /// `most_positions` bounds what the sequence may ever hold; buffers are sized for it, so that decoding allocates
     /// nothing.
     pub(crate) fn new(
-        task: &Arc<Task>,
+        job: &Job,
         index: u32,
-        prompt: &Prompt,
-        policy: &ContextPolicy,
         choice: Choice,
         most_positions: usize,
         vocab: usize,
         hidden: usize,
     ) -> Self {
+        let Job { task, prompt, context_policy, .. } = job;
         let wanted = prompt.tokens.len().saturating_add(task.max_tokens as usize).saturating_add(1);
         let capacity = wanted.min(most_positions.max(prompt.tokens.len()) + 1);
         let mut tokens = Vec::with_capacity(capacity);
@@ -74,7 +73,7 @@ impl Sequence {
             prompt.tokens.iter().for_each(|&id| counts.push_prompt(id));
             counts
         });
-        let shift = match policy {
+        let shift = match context_policy {
             ContextPolicy::Error => None,
             ContextPolicy::Shift(plan) => Some(plan.clone()),
         };

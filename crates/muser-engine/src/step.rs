@@ -75,7 +75,7 @@ impl Driver {
             if let Some(end) = end
                 && let Some(sequence) = self.scheduler.vacate(item.slot)
             {
-                self.end(sequence, &end, now);
+                self.end(&sequence, &end, now);
             }
         }
     }
@@ -139,7 +139,7 @@ impl Driver {
             if (in_step || broken)
                 && let Some(sequence) = self.scheduler.vacate(slot)
             {
-                self.end(sequence, &End::Fail(error.clone()), now);
+                self.end(&sequence, &End::Fail(error.clone()), now);
             }
         }
     }

@@ -5,7 +5,6 @@
 //! changes every logit that follows. [`Oracle`] computes the same model without blocks, batches or an engine.
 
 use std::{
-    cell::RefCell,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -305,7 +304,6 @@ pub(crate) struct Bench {
     clock: Arc<AtomicU64>,
     fault: Arc<AtomicU64>,
     pub(crate) largest_step: Arc<AtomicU64>,
-    pub(crate) log: RefCell<Vec<Turn>>,
 }
 
 impl Bench {
@@ -319,12 +317,12 @@ impl Bench {
         let clock = Arc::new(AtomicU64::new(0));
         let for_driver = Arc::clone(&clock);
         driver.set_clock(Box::new(move || Duration::from_millis(for_driver.load(Ordering::Relaxed))));
-        Self { driver, window, clock, fault, largest_step, log: RefCell::default() }
+        Self { driver, window, clock, fault, largest_step }
     }
 
     pub(crate) fn submit(&self, request: Request) -> Result<Submission, SubmitError> {
         let now = Duration::from_millis(self.clock.load(Ordering::Relaxed));
-        self.driver.shared().submit(request, std::thread::current(), now)
+        self.driver.shared().submit(request, &std::thread::current(), now)
     }
 
     pub(crate) fn advance(&self, ms: u64) {
@@ -340,6 +338,12 @@ impl Bench {
     pub(crate) fn turn(&mut self) -> Turn {
         self.advance(1);
         self.driver.turn()
+    }
+
+    pub(crate) fn turns(&mut self, n: usize) {
+        for _ in 0..n {
+            self.turn();
+        }
     }
 
     /// Turns until there is nothing to do.

@@ -355,7 +355,7 @@ fn random_life(seed: u64) {
         match rng.below(10) {
             0..=2 if live.len() < 3 => {
                 let stem = &stems[rng.below(stems.len())];
-                let mut prompt = stem[..1 + rng.below(stem.len())].to_vec();
+                let mut prompt = stem[..=rng.below(stem.len())].to_vec();
                 prompt.extend(tokens((0..rng.below(50)).map(|_| rng.below(9) as u32)));
                 let publish = rng.below(5) > 0;
                 let max_reuse = if publish { prompt.len() - 1 } else { 0 };

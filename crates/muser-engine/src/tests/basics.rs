@@ -373,7 +373,7 @@ fn cancelling_frees_the_slot_at_the_next_step() {
     for (prompt, turns) in [(20, 6), (1500, 3)] {
         let mut bench = Bench::new(2048, 256, &config);
         let submission = bench.submit(greedy(stem(1, prompt), 500)).expect("good");
-        (0..turns).for_each(|_| drop(bench.turn()));
+        bench.turns(turns);
         assert_eq!(bench.driver.scheduler.running().count(), 1);
         drop(submission);
         bench.turn();
@@ -387,7 +387,7 @@ fn cancelling_frees_the_slot_at_the_next_step() {
 fn cancelling_keeps_what_was_sent_and_says_so() {
     let mut bench = bench();
     let mut submission = bench.submit(greedy(stem(1, 20), 500)).expect("good");
-    (0..6).for_each(|_| drop(bench.turn()));
+    bench.turns(6);
     submission.cancel();
     let answer = bench.finish(&mut submission);
     assert_eq!(answer.finished(0).reason, FinishReason::Cancelled);
@@ -401,7 +401,7 @@ fn cancelling_a_queued_request_disturbs_nobody() {
     let mut first = bench.submit(greedy(stem(1, 20), 50)).expect("good");
     let second = bench.submit(greedy(stem(2, 20), 50)).expect("good");
     let mut third = bench.submit(greedy(stem(3, 20), 5)).expect("good");
-    (0..4).for_each(|_| drop(bench.turn()));
+    bench.turns(4);
     assert_eq!(bench.driver.scheduler.waiting.len(), 2);
     drop(second);
     bench.turn();
@@ -484,7 +484,7 @@ fn idle_says_when_to_look_again() {
     bench.run();
     match bench.turn() {
         Turn::Idle { until: Some(until) } => {
-            assert!(until < Duration::from_secs(31), "the reader's limit first")
+            assert!(until < Duration::from_secs(31), "the reader's limit first");
         }
         other => panic!("{other:?}"),
     }
@@ -499,13 +499,13 @@ fn a_failed_step_fails_its_requests_and_the_engine_goes_on() {
         bench.ask(greedy(stem(1, 400), 1));
         let mut one = bench.submit(greedy(stem(1, 420), 50)).expect("good");
         let mut two = bench.submit(greedy(stem(2, 20), 50)).expect("good");
-        (0..5).for_each(|_| drop(bench.turn()));
+        bench.turns(5);
         bench.fail_step(0, fault);
         for submission in [&mut one, &mut two] {
             let answer = bench.finish(submission);
             match (fault, answer.failure()) {
-                (Fault::Device, Some(RequestError::Device(what))) => assert!(what.contains("as told")),
-                (Fault::Panic, Some(RequestError::Panic(what))) => assert!(what.contains("as told")),
+                (Fault::Device, Some(RequestError::Device(what)))
+                | (Fault::Panic, Some(RequestError::Panic(what))) => assert!(what.contains("as told")),
                 (Fault::NotANumber, Some(RequestError::NotFinite { .. })) => {}
                 (_, other) => panic!("{fault:?}: {other:?}"),
             }

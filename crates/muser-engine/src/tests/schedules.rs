@@ -56,7 +56,7 @@ fn random_config(rng: &mut Rng, context: usize, window: usize) -> EngineConfig {
         window_slack: [0, 16][rng.below(2)],
         min_copy_tokens: 1 + rng.below(40),
         max_waiting: 100,
-        slow_reader_timeout: std::time::Duration::from_secs(3600),
+        slow_reader_timeout: std::time::Duration::from_hours(1),
         ..EngineConfig::default()
     }
 }
