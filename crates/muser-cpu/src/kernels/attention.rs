@@ -1,0 +1,440 @@
+//! Attention of a tile of queries over paged blocks of 256 positions.
+//!
+//! A tile is some rows of one sequence times the query heads that share one key head, so K and V are widened from f16
+//! once per tile. Block layout, per layer and key head (f16):
+//!
+//! ```text
+//! K  [head_dim][256]    a score is a chain over d for a vector of positions: no sum crosses lanes
+//! V  [256][head_dim]    an output is a chain over positions for a vector of d
+//! ```
+//!
+//! Arithmetic, for one query and one block (never depending on the other queries of the tile):
+//! `s[j] = scale * fma chain over d ascending`, `m = max s`, `p[j] = exp(s[j] - m)`, exactly 0 for positions that the
+//! query does not see; `l = sum p` in 16 lanes by `j % 16`, added as a tree; `o[d] = fma chain over j ascending of
+//! p[j] v[j][d]`, plus +0. Blocks are combined ascending: `M' = max(M, m)`, `a = exp(M - M')`, `b = exp(m - M')`,
+//! `L' = fma(L, a, l b)`, `O' = fma(O, a, o b)`. The result is `O * (1 / L)`. A block that a query does not see at all is
+//! left out. A masked position adds `0 * v` to a chain: `v` is finite because values are clamped when stored, and the
+//! final +0 removes the one trace it could leave, the sign of a zero.
+//!
+//! Per query and position 2 `head_dim` fused multiply-adds, against 4 `head_dim` bytes of K and V per position and tile.
+
+use muser_kv::{BLOCK_LEN, BlockId};
+
+use super::math::{exp, tree_sum};
+use crate::simd::Simd;
+
+/// Most queries of a tile.
+pub(crate) const TILE_QUERIES: usize = 64;
+/// Positions that are widened to f32 at a time.
+const SPAN: usize = 32;
+
+/// One layer's K and V of one key head, in all blocks.
+#[derive(Clone, Copy)]
+pub(crate) struct KvView {
+    /// First block's K of this layer and head.
+    pub(crate) k: *mut u16,
+    /// First block's V of this layer and head.
+    pub(crate) v: *mut u16,
+    /// f16 values from one block to the next.
+    pub(crate) block_stride: usize,
+    pub(crate) head_dim: usize,
+}
+
+/// One tile of queries. Query `i` is head `i % heads` of row `i / heads`.
+#[derive(Clone, Copy)]
+pub(crate) struct Tile<'a> {
+    pub(crate) kv: KvView,
+    /// Block ids; entry 0 is absolute block `first_block`.
+    pub(crate) table: &'a [BlockId],
+    pub(crate) first_block: usize,
+    /// Position of the first row.
+    pub(crate) start: usize,
+    pub(crate) rows: usize,
+    /// Query heads of this key head.
+    pub(crate) heads: usize,
+    /// Keys that a query sees, its own included; `usize::MAX` for all.
+    pub(crate) window: usize,
+    /// First row's first head; heads are adjacent.
+    pub(crate) q: *const f32,
+    pub(crate) q_stride: usize,
+    pub(crate) scale: f32,
+}
+
+impl Tile<'_> {
+    /// Positions `first .. end` that row `row` sees.
+    fn visible(&self, row: usize) -> (usize, usize) {
+        let end = self.start + row + 1;
+        (end.saturating_sub(self.window), end)
+    }
+
+    /// Absolute blocks that any row sees.
+    pub(crate) fn blocks(&self) -> std::ops::Range<usize> {
+        let (first, _) = self.visible(0);
+        let (_, end) = self.visible(self.rows - 1);
+        first / BLOCK_LEN..end.div_ceil(BLOCK_LEN)
+    }
+}
+
+/// What one query has gathered: maximum, sum, outputs.
+///
+/// `state` holds for every query `M`, `L` and `head_dim` values of `O`; `L` of 0 means nothing yet.
+pub(crate) const STATE_HEAD: usize = 2;
+
+/// Working memory of one thread.
+pub(crate) struct Scratch {
+    /// Queries in register groups: `[group][d][S::QUERIES]`.
+    q: Vec<f32>,
+    /// Scores and probabilities `[query][256]`.
+    p: Vec<f32>,
+    /// Widened K or V, `SPAN` positions.
+    wide: Vec<f32>,
+    /// Outputs of one block, `[query][head_dim]`.
+    o: Vec<f32>,
+    /// Gathered state, `[query][2 + head_dim]`.
+    state: Vec<f32>,
+}
+
+impl Scratch {
+    pub(crate) fn new(head_dim: usize) -> Self {
+        Self {
+            q: vec![0.0; (TILE_QUERIES + 8) * head_dim],
+            p: vec![0.0; (TILE_QUERIES + 8) * BLOCK_LEN],
+            wide: vec![0.0; SPAN * head_dim],
+            o: vec![0.0; (TILE_QUERIES + 8) * head_dim],
+            state: vec![0.0; TILE_QUERIES * (STATE_HEAD + head_dim)],
+        }
+    }
+}
+
+/// Whole attention of a tile; `out` row `r` gets its heads at `r * out_stride`.
+///
+/// # Safety
+/// Pointers are valid for the stated shapes, the table covers `tile.blocks()`, and every position that a row sees has
+/// been written.
+#[inline(always)]
+pub(crate) unsafe fn attend<S: Simd>(tile: &Tile<'_>, out: *mut f32, out_stride: usize, scratch: &mut Scratch) {
+    let dim = tile.kv.head_dim;
+    let queries = tile.rows * tile.heads;
+    let size = STATE_HEAD + dim;
+    let mut state = std::mem::take(&mut scratch.state);
+    for i in 0..queries {
+        state[i * size + 1] = 0.0;
+    }
+    load_queries::<S>(tile, scratch);
+    for block in tile.blocks() {
+        one_block::<S>(tile, block, scratch);
+        for i in 0..queries {
+            if sees(tile, i, block) {
+                let (m, l) = (scratch.p[i * BLOCK_LEN], scratch.p[i * BLOCK_LEN + 1]);
+                let o = scratch.o.as_ptr().add(i * dim);
+                combine::<S>(state.as_mut_ptr().add(i * size), m, l, o, dim);
+            }
+        }
+    }
+    for i in 0..queries {
+        let (row, head) = (i / tile.heads, i % tile.heads);
+        finish::<S>(state.as_ptr().add(i * size), out.add(row * out_stride + head * dim), dim);
+    }
+    scratch.state = state;
+}
+
+/// Results of single blocks, for combining later: query `i` of block number `b` (from `blocks.start`) goes to
+/// `partial[(b * queries + i) * (2 + head_dim)]`, with `L` of 0 where the query does not see the block.
+///
+/// # Safety
+/// As [`attend`]; `partial` is valid for `blocks.len() * queries` entries.
+#[inline(always)]
+pub(crate) unsafe fn attend_blocks<S: Simd>(
+    tile: &Tile<'_>,
+    blocks: std::ops::Range<usize>,
+    partial: *mut f32,
+    scratch: &mut Scratch,
+) {
+    let dim = tile.kv.head_dim;
+    let queries = tile.rows * tile.heads;
+    let size = STATE_HEAD + dim;
+    load_queries::<S>(tile, scratch);
+    for (b, block) in blocks.enumerate() {
+        one_block::<S>(tile, block, scratch);
+        for i in 0..queries {
+            let to = partial.add((b * queries + i) * size);
+            let seen = sees(tile, i, block);
+            *to = scratch.p[i * BLOCK_LEN];
+            *to.add(1) = if seen { scratch.p[i * BLOCK_LEN + 1] } else { 0.0 };
+            std::ptr::copy_nonoverlapping(scratch.o.as_ptr().add(i * dim), to.add(STATE_HEAD), dim);
+        }
+    }
+}
+
+/// Combines `count` partial results of one query, `stride` values apart, and writes its output.
+///
+/// # Safety
+/// `partial` and `out` are valid for that.
+#[inline(always)]
+pub(crate) unsafe fn combine_blocks<S: Simd>(
+    partial: *const f32,
+    count: usize,
+    stride: usize,
+    out: *mut f32,
+    dim: usize,
+    scratch: &mut Scratch,
+) {
+    let state = scratch.state.as_mut_ptr();
+    *state.add(1) = 0.0;
+    for b in 0..count {
+        let from = partial.add(b * stride);
+        if *from.add(1) != 0.0 {
+            combine::<S>(state, *from, *from.add(1), from.add(STATE_HEAD), dim);
+        }
+    }
+    finish::<S>(state, out, dim);
+}
+
+fn sees(tile: &Tile<'_>, query: usize, block: usize) -> bool {
+    let (first, end) = tile.visible(query / tile.heads);
+    first < (block + 1) * BLOCK_LEN && end > block * BLOCK_LEN
+}
+
+#[inline(always)]
+unsafe fn load_queries<S: Simd>(tile: &Tile<'_>, scratch: &mut Scratch) {
+    let dim = tile.kv.head_dim;
+    let queries = tile.rows * tile.heads;
+    let groups = queries.div_ceil(S::QUERIES);
+    for slot in 0..groups * S::QUERIES {
+        let to = scratch.q.as_mut_ptr().add(slot / S::QUERIES * S::QUERIES * dim + slot % S::QUERIES);
+        // Empty slots repeat the last query; their results are not used.
+        let i = slot.min(queries - 1);
+        let from = tile.q.add(i / tile.heads * tile.q_stride + i % tile.heads * dim);
+        for d in 0..dim {
+            *to.add(d * S::QUERIES) = *from.add(d);
+        }
+    }
+}
+
+/// Leaves `m` and `l` in the first two values of each query's `p` row and `o` in `scratch.o`.
+#[inline(always)]
+unsafe fn one_block<S: Simd>(tile: &Tile<'_>, block: usize, scratch: &mut Scratch) {
+    let dim = tile.kv.head_dim;
+    let queries = tile.rows * tile.heads;
+    let base = block * BLOCK_LEN;
+    let id = tile.table[block - tile.first_block].0 as usize;
+    let k = tile.kv.k.add(id * tile.kv.block_stride).cast_const();
+    let v = tile.kv.v.add(id * tile.kv.block_stride).cast_const();
+    // Positions of this block that any row sees; beyond them nothing may be read.
+    let first = tile.visible(0).0.max(base) - base;
+    let end = tile.visible(tile.rows - 1).1.min(base + BLOCK_LEN) - base;
+    let groups = queries.div_ceil(S::QUERIES);
+
+    for span in (first / SPAN * SPAN..end).step_by(SPAN) {
+        for d in 0..dim {
+            for i in (0..SPAN).step_by(S::N) {
+                let wide = S::f_load_f16(k.add(d * BLOCK_LEN + span + i));
+                S::f_store(scratch.wide.as_mut_ptr().add(d * SPAN + i), wide);
+            }
+        }
+        for group in 0..groups {
+            let q = scratch.q.as_ptr().add(group * S::QUERIES * dim);
+            let p = scratch.p.as_mut_ptr().add(group * S::QUERIES * BLOCK_LEN + span);
+            scores::<S>(q, scratch.wide.as_ptr(), dim, tile.scale, p);
+        }
+    }
+    let mut sums = [(0.0f32, 0.0f32); TILE_QUERIES];
+    for (i, sum) in sums.iter_mut().enumerate().take(queries) {
+        let (from, to) = tile.visible(i / tile.heads);
+        let from = from.max(base) - base;
+        let to = to.clamp(base, base + BLOCK_LEN) - base;
+        let p = &mut scratch.p[i * BLOCK_LEN..(i + 1) * BLOCK_LEN];
+        *sum = if from < to {
+            softmax::<S>(p, from, to)
+        } else {
+            p.fill(0.0);
+            (0.0, 0.0)
+        };
+    }
+    scratch.o[..queries * dim].fill(0.0);
+    for span in (first / SPAN * SPAN..end).step_by(SPAN) {
+        let (from, to) = (span.max(first), (span + SPAN).min(end));
+        let count = (to - from) * dim;
+        for i in (0..count).step_by(S::N) {
+            let wide = S::f_load_f16(v.add(from * dim + i));
+            S::f_store(scratch.wide.as_mut_ptr().add(i), wide);
+        }
+        for i in (0..queries).step_by(2) {
+            let p = scratch.p.as_ptr().add(i * BLOCK_LEN + from);
+            let o = scratch.o.as_mut_ptr().add(i * dim);
+            // An odd tile's last pair works on a spare row.
+            outputs::<S>(p, scratch.wide.as_ptr(), to - from, dim, o);
+        }
+    }
+    for (i, &(m, l)) in sums.iter().enumerate().take(queries) {
+        scratch.p[i * BLOCK_LEN] = m;
+        scratch.p[i * BLOCK_LEN + 1] = l;
+        let o = scratch.o.as_mut_ptr().add(i * dim);
+        for d in (0..dim).step_by(S::N) {
+            S::f_store(o.add(d), S::f_add(S::f_load(o.add(d)), S::f_splat(0.0)));
+        }
+    }
+}
+
+/// Scores of `S::QUERIES` queries for `SPAN` positions.
+#[inline(always)]
+unsafe fn scores<S: Simd>(q: *const f32, k: *const f32, dim: usize, scale: f32, p: *mut f32) {
+    for at in (0..SPAN).step_by(2 * S::N) {
+        let mut acc = [[S::f_splat(0.0); 2]; 8];
+        for d in 0..dim {
+            let k0 = S::f_load(k.add(d * SPAN + at));
+            let k1 = S::f_load(k.add(d * SPAN + at + S::N));
+            for (i, acc) in acc.iter_mut().enumerate().take(S::QUERIES) {
+                let qv = S::f_splat(*q.add(d * S::QUERIES + i));
+                acc[0] = S::f_fma(qv, k0, acc[0]);
+                acc[1] = S::f_fma(qv, k1, acc[1]);
+            }
+        }
+        let scale = S::f_splat(scale);
+        for (i, acc) in acc.iter().enumerate().take(S::QUERIES) {
+            S::f_store(p.add(i * BLOCK_LEN + at), S::f_mul(acc[0], scale));
+            S::f_store(p.add(i * BLOCK_LEN + at + S::N), S::f_mul(acc[1], scale));
+        }
+    }
+}
+
+/// Turns scores `from .. to` into probabilities, everything else into 0; returns maximum and sum.
+#[inline(always)]
+unsafe fn softmax<S: Simd>(p: &mut [f32], from: usize, to: usize) -> (f32, f32) {
+    let parts = 16 / S::N;
+    let (low, high) = (from / 16 * 16, to.next_multiple_of(16));
+    p[..low].fill(0.0);
+    p[high..].fill(0.0);
+    p[low..from].fill(f32::NEG_INFINITY);
+    p[to..high].fill(f32::NEG_INFINITY);
+    let at = p.as_mut_ptr();
+    let mut top = S::f_splat(f32::NEG_INFINITY);
+    for i in (low..high).step_by(S::N) {
+        top = S::f_max(top, S::f_load(at.add(i)));
+    }
+    let mut lanes = [f32::NEG_INFINITY; 16];
+    S::f_store(lanes.as_mut_ptr(), top);
+    let m = lanes.iter().fold(f32::NEG_INFINITY, |a, &b| if a > b { a } else { b });
+    let mv = S::f_splat(m);
+    let mut acc = [S::f_splat(0.0); 4];
+    for i in (low..high).step_by(16) {
+        for (part, acc) in acc.iter_mut().enumerate().take(parts) {
+            let at = at.add(i + part * S::N);
+            let e = exp::<S>(S::f_sub(S::f_load(at), mv));
+            S::f_store(at, e);
+            *acc = S::f_add(*acc, e);
+        }
+    }
+    let mut lanes = [0.0f32; 16];
+    for (part, &acc) in acc.iter().enumerate().take(parts) {
+        S::f_store(lanes.as_mut_ptr().add(part * S::N), acc);
+    }
+    (m, tree_sum(&lanes))
+}
+
+/// Adds `count` positions to the outputs of two queries.
+#[inline(always)]
+unsafe fn outputs<S: Simd>(p: *const f32, v: *const f32, count: usize, dim: usize, o: *mut f32) {
+    let mut d = 0;
+    // As many vectors of d at a time as there are registers for.
+    let wide = S::QUERIES;
+    while d + wide * S::N <= dim {
+        if S::QUERIES == 8 {
+            output_chunk::<S, 8>(p, v, count, dim, o, d);
+        } else {
+            output_chunk::<S, 4>(p, v, count, dim, o, d);
+        }
+        d += wide * S::N;
+    }
+    while d < dim {
+        output_chunk::<S, 1>(p, v, count, dim, o, d);
+        d += S::N;
+    }
+}
+
+#[inline(always)]
+unsafe fn output_chunk<S: Simd, const W: usize>(
+    p: *const f32,
+    v: *const f32,
+    count: usize,
+    dim: usize,
+    o: *mut f32,
+    d: usize,
+) {
+    let mut acc = [[S::f_splat(0.0); W]; 2];
+    for (query, acc) in acc.iter_mut().enumerate() {
+        for (w, acc) in acc.iter_mut().enumerate() {
+            *acc = S::f_load(o.add(query * dim + d + w * S::N));
+        }
+    }
+    for j in 0..count {
+        let p0 = S::f_splat(*p.add(j));
+        let p1 = S::f_splat(*p.add(BLOCK_LEN + j));
+        for w in 0..W {
+            let value = S::f_load(v.add(j * dim + d + w * S::N));
+            acc[0][w] = S::f_fma(p0, value, acc[0][w]);
+            acc[1][w] = S::f_fma(p1, value, acc[1][w]);
+        }
+    }
+    for (query, acc) in acc.iter().enumerate() {
+        for (w, &acc) in acc.iter().enumerate() {
+            S::f_store(o.add(query * dim + d + w * S::N), acc);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn combine<S: Simd>(state: *mut f32, m: f32, l: f32, o: *const f32, dim: usize) {
+    let to = state.add(STATE_HEAD);
+    if *state.add(1) == 0.0 {
+        *state = m;
+        *state.add(1) = l;
+        std::ptr::copy_nonoverlapping(o, to, dim);
+        return;
+    }
+    let old = *state;
+    let top = if old > m { old } else { m };
+    let factors = [old - top, m - top];
+    let mut padded = [0.0f32; 16];
+    padded[..2].copy_from_slice(&factors);
+    let e = exp::<S>(S::f_load(padded.as_ptr()));
+    S::f_store(padded.as_mut_ptr(), e);
+    let (a, b) = (padded[0], padded[1]);
+    *state = top;
+    *state.add(1) = (*state.add(1)).mul_add(a, l * b);
+    let (a, b) = (S::f_splat(a), S::f_splat(b));
+    for d in (0..dim).step_by(S::N) {
+        let scaled = S::f_mul(S::f_load(o.add(d)), b);
+        S::f_store(to.add(d), S::f_fma(S::f_load(to.add(d)), a, scaled));
+    }
+}
+
+#[inline(always)]
+unsafe fn finish<S: Simd>(state: *const f32, out: *mut f32, dim: usize) {
+    let inverse = S::f_splat(1.0 / *state.add(1));
+    for d in (0..dim).step_by(S::N) {
+        S::f_store(out.add(d), S::f_mul(S::f_load(state.add(STATE_HEAD + d)), inverse));
+    }
+}
+
+/// Stores K (transposed) and V of one position of one key head, clamped to the finite range of f16.
+///
+/// # Safety
+/// `k` and `v` are valid for `head_dim` values; nobody else writes this position.
+#[inline(always)]
+pub(crate) unsafe fn store_kv<S: Simd>(kv: &KvView, id: BlockId, slot: usize, k: *const f32, v: *const f32) {
+    let dim = kv.head_dim;
+    let block = id.0 as usize * kv.block_stride;
+    let (to_k, to_v) = (kv.k.add(block + slot), kv.v.add(block + slot * dim));
+    let (low, high) = (S::f_splat(-65504.0), S::f_splat(65504.0));
+    // A NaN is stored as the lowest number: the row that made it shows the NaN by itself, later rows must not read one.
+    let clamp = |x: S::F| S::f_min(S::f_max(x, low), high);
+    for d in (0..dim).step_by(S::N) {
+        let mut halves = [0u16; 16];
+        S::f_store_f16(halves.as_mut_ptr(), clamp(S::f_load(k.add(d))));
+        for (i, &half) in halves.iter().enumerate().take(S::N) {
+            *to_k.add((d + i) * BLOCK_LEN) = half;
+        }
+        S::f_store_f16(to_v.add(d), clamp(S::f_load(v.add(d))));
+    }
+}

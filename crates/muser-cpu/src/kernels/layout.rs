@@ -1,0 +1,98 @@
+//! How quantised weights lie in memory when 16 output rows are interleaved.
+//!
+//! A *tile row* is 16 output rows over all of K. Of each block, the 32-bit words of the file's layout are transposed:
+//! word `j` of rows 0..16 becomes 64 consecutive bytes, so that lane `r` of a 16-lane vector belongs to output row `r`
+//! and nothing needs a sum across lanes. Types whose size is not a multiple of four keep their odd scale (an f16, or one
+//! byte) beside the words:
+//!
+//! ```text
+//! tile row:  block 0                block 1                ...   extra 0           extra 1   ...
+//!            w0 r0..r15 | w1 ... |  w0 r0..r15 | w1 ... |        d r0 .. d r15 |   d r0 ...
+//! ```
+//!
+//! Not one byte more than the file has. A matrix is either transposed once at load (*repacked*) or tile by tile into
+//! scratch memory at each use (*native*); both give the same words to the same code, hence the same bits.
+
+use muser_gguf::GgmlType;
+
+/// Rows of a tile.
+pub(crate) const TILE_ROWS: usize = 16;
+
+/// Words and odd bytes of one block of a type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BlockShape {
+    /// Values of a block.
+    pub(crate) len: usize,
+    /// Bytes of a block of one row.
+    pub(crate) bytes: usize,
+    /// Where the 32-bit words begin.
+    pub(crate) words_at: usize,
+    /// How many there are.
+    pub(crate) words: usize,
+    /// Where the odd scale lies.
+    pub(crate) extra_at: usize,
+    /// Its size: 0, 1 or 2 bytes.
+    pub(crate) extra: usize,
+}
+
+impl BlockShape {
+    /// The shape of a quantised type that has kernels, `None` for others.
+    pub(crate) fn of(ty: GgmlType) -> Option<Self> {
+        let shape = |len, bytes, words_at, words, extra_at, extra| Self { len, bytes, words_at, words, extra_at, extra };
+        Some(match ty {
+            GgmlType::Q4_0 | GgmlType::IQ4_NL => shape(32, 18, 2, 4, 0, 2),
+            GgmlType::Q4_1 => shape(32, 20, 0, 5, 0, 0),
+            GgmlType::Q5_0 => shape(32, 22, 2, 5, 0, 2),
+            GgmlType::Q5_1 => shape(32, 24, 0, 6, 0, 0),
+            GgmlType::Q8_0 => shape(32, 34, 2, 8, 0, 2),
+            GgmlType::Q2_K => shape(256, 84, 0, 21, 0, 0),
+            GgmlType::Q3_K => shape(256, 110, 0, 27, 108, 2),
+            GgmlType::Q4_K => shape(256, 144, 0, 36, 0, 0),
+            GgmlType::Q5_K => shape(256, 176, 0, 44, 0, 0),
+            GgmlType::Q6_K => shape(256, 210, 0, 52, 208, 2),
+            GgmlType::IQ4_XS => shape(256, 136, 0, 34, 0, 0),
+            GgmlType::MXFP4 => shape(32, 17, 1, 4, 0, 1),
+            GgmlType::NVFP4 => shape(64, 36, 0, 9, 0, 0),
+            _ => return None,
+        })
+    }
+
+    /// Bytes of the transposed words of one block.
+    pub(crate) fn word_bytes(&self) -> usize {
+        self.words * 4 * TILE_ROWS
+    }
+
+    /// Bytes of the odd scales of one block of 16 rows.
+    pub(crate) fn extra_bytes(&self) -> usize {
+        self.extra * TILE_ROWS
+    }
+
+    /// Bytes of a tile row of `blocks` blocks.
+    pub(crate) fn tile_bytes(&self, blocks: usize) -> usize {
+        self.bytes * TILE_ROWS * blocks
+    }
+
+    /// Transposes `count` blocks of 16 rows. `row[r]` points at the first block of row `r`.
+    ///
+    /// # Safety
+    /// Rows are readable for `count * bytes`, `words` writable for `count * word_bytes()`, `extra` for
+    /// `count * extra_bytes()`.
+    #[inline(always)]
+    pub(crate) unsafe fn transpose(&self, row: &[*const u8; TILE_ROWS], count: usize, words: *mut u8, extra: *mut u8) {
+        for block in 0..count {
+            let words = words.add(block * self.word_bytes());
+            for (r, row) in row.iter().enumerate() {
+                let from = row.add(block * self.bytes + self.words_at);
+                for j in 0..self.words {
+                    let word = from.add(4 * j).cast::<u32>().read_unaligned();
+                    words.add((j * TILE_ROWS + r) * 4).cast::<u32>().write_unaligned(word);
+                }
+            }
+            let extra = extra.add(block * self.extra_bytes());
+            for (r, row) in row.iter().enumerate() {
+                let from = row.add(block * self.bytes + self.extra_at);
+                std::ptr::copy_nonoverlapping(from, extra.add(r * self.extra), self.extra);
+            }
+        }
+    }
+}

@@ -1,0 +1,368 @@
+//! Matrix products: a run of row tiles of one matrix with all rows of the step.
+//!
+//! The arithmetic is that of `muser_backend::arith`. Loops, outermost first: segments of K, blocks of a segment, the row
+//! tiles of the run, panels of up to eight activation rows. A block is unpacked once and used by every panel while it is
+//! in the first-level cache; the accumulators of a run and one block of all activation rows fit in the second level.
+
+use muser_backend::arith::Segments;
+use muser_gguf::GgmlType;
+
+use super::layout::{BlockShape, TILE_ROWS};
+use super::math::{tanh, tree_sum};
+use super::tile::{PanelBlock, small_blocks, super_block};
+use super::unpack::{Class, Tile, unpack_small, unpack_super};
+use crate::simd::Simd;
+
+/// Activation rows that share one pass over a tile.
+pub(crate) const PANEL: usize = 8;
+/// Row tiles whose accumulators are kept together when there are many activation rows.
+pub(crate) const RUN_TILES: usize = 4;
+
+/// Where the bytes of a matrix are.
+#[derive(Clone, Copy)]
+pub(crate) enum Storage {
+    /// As in the file: row after row.
+    Native(*const u8),
+    /// Tile rows as in [`super::layout`].
+    Repacked(*const u8),
+}
+
+/// A weight matrix as kernels see it.
+#[derive(Clone, Copy)]
+pub(crate) struct MatrixView {
+    pub(crate) ty: GgmlType,
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+    pub(crate) row_bytes: usize,
+    /// Factor on the product.
+    pub(crate) scale: f32,
+    pub(crate) segments: Segments,
+    pub(crate) storage: Storage,
+}
+
+impl MatrixView {
+    /// Number of row tiles.
+    pub(crate) fn tiles(&self) -> usize {
+        self.rows.div_ceil(TILE_ROWS)
+    }
+}
+
+/// Quantised activation rows in panels; which of the arrays a type uses follows from its [`Class`].
+///
+/// Panel `p` holds rows `8 p ..` and has width `w = min(8, rows - 8 p)`; its arrays begin at `8 p` times the size of one
+/// row. `q` is `[k / 4][w]` words; `d` `[k / 256][w]` or `[k / 32][w]`; `sums` is `[k / 256][12][w]` (pairs of sums of 16,
+/// then of 32) for super-block types, and `[k / 32][w]` followed by `[k / 16][w]` for small-block types.
+#[derive(Clone, Copy)]
+pub(crate) struct Panels {
+    pub(crate) q: *mut u8,
+    pub(crate) d: *mut f32,
+    pub(crate) sums: *mut i32,
+}
+
+/// The input of a product in all forms that its matrices need.
+#[derive(Clone, Copy)]
+pub(crate) struct Input {
+    pub(crate) rows: usize,
+    pub(crate) k: usize,
+    pub(crate) super_blocks: Panels,
+    pub(crate) small_blocks: Panels,
+    /// `[rows][k]`.
+    pub(crate) float: *const f32,
+}
+
+/// What happens to a finished product.
+#[derive(Clone, Copy)]
+pub(crate) enum Finish {
+    /// Nothing.
+    Plain,
+    /// `cap * tanh(scale * z / cap)`, or `scale * z` without a cap.
+    Logits { scale: f32, cap: Option<f32> },
+}
+
+/// One product.
+#[derive(Clone, Copy)]
+pub(crate) struct Product {
+    pub(crate) matrix: MatrixView,
+    pub(crate) input: Input,
+    /// `[rows][out_stride]`.
+    pub(crate) out: *mut f32,
+    pub(crate) out_stride: usize,
+    pub(crate) finish: Finish,
+}
+
+/// Working memory of one thread.
+pub(crate) struct Scratch {
+    tile: Box<Tile>,
+    words: Box<[u8; 4096 + 512]>,
+    acc: Vec<f32>,
+    total: Vec<f32>,
+}
+
+impl Scratch {
+    /// For steps of up to `max_rows` rows.
+    pub(crate) fn new(max_rows: usize) -> Self {
+        let len = RUN_TILES * max_rows.max(1) * TILE_ROWS;
+        Self {
+            tile: Box::new(Tile::zeroed()),
+            words: Box::new([0; 4096 + 512]),
+            acc: vec![0.0; len],
+            total: vec![0.0; len],
+        }
+    }
+}
+
+/// Computes row tiles `first .. first + count` (at most [`RUN_TILES`]) for all rows.
+///
+/// # Safety
+/// Pointers of `p` are valid for the shapes stated there, nobody else writes these columns of `out`.
+#[inline(always)]
+pub(crate) unsafe fn product_run<S: Simd>(p: &Product, first: usize, count: usize, scratch: &mut Scratch) {
+    let Some(class) = Class::of(p.matrix.ty) else {
+        return float_run::<S>(p, first, count);
+    };
+    let Some(shape) = BlockShape::of(p.matrix.ty) else { return };
+    let (n, k) = (p.input.rows, p.input.k);
+    let values = count * n * TILE_ROWS;
+    let segments = p.matrix.segments;
+    for segment in 0..segments.count() {
+        scratch.acc[..values].fill(0.0);
+        for block in segments.range(segment) {
+            for tile in 0..count {
+                fetch::<S>(&p.matrix, class, shape, first + tile, block, scratch);
+                let acc = scratch.acc.as_mut_ptr().add(tile * n * TILE_ROWS);
+                let inputs = (k - block * 256).min(256);
+                for row in (0..n).step_by(PANEL) {
+                    let acc = acc.add(row * TILE_ROWS);
+                    panel::<S>(class, &scratch.tile, &p.input, row, block, inputs, acc);
+                }
+            }
+        }
+        let (total, acc) = (&mut scratch.total[..values], &scratch.acc[..values]);
+        if segment == 0 {
+            total.copy_from_slice(acc);
+        } else {
+            for (t, a) in total.iter_mut().zip(acc) {
+                *t += a;
+            }
+        }
+    }
+    for tile in 0..count {
+        for row in 0..n {
+            let lanes = scratch.total.as_mut_ptr().add((tile * n + row) * TILE_ROWS);
+            finish::<S>(p, first + tile, row, lanes);
+        }
+    }
+}
+
+/// Unpacks 256 inputs of one row tile into `scratch.tile`.
+#[inline(always)]
+unsafe fn fetch<S: Simd>(
+    m: &MatrixView,
+    class: Class,
+    shape: BlockShape,
+    tile: usize,
+    block: usize,
+    scratch: &mut Scratch,
+) {
+    let inputs = (m.cols - block * 256).min(256);
+    // Blocks of the type in 256 inputs.
+    let per = (256 / shape.len).max(1);
+    let count = inputs.div_ceil(shape.len);
+    let (words, extra) = match m.storage {
+        Storage::Repacked(base) => {
+            let blocks = m.cols / shape.len;
+            let base = base.add(tile * shape.tile_bytes(blocks));
+            let words = base.add(block * per * shape.word_bytes());
+            S::prefetch(words.add(8192));
+            (words, base.add(blocks * shape.word_bytes() + block * per * shape.extra_bytes()))
+        }
+        Storage::Native(base) => {
+            let mut rows = [base; TILE_ROWS];
+            for (r, row) in rows.iter_mut().enumerate() {
+                // A last tile that is not full repeats the last row; `finish` drops it.
+                let index = (tile * TILE_ROWS + r).min(m.rows - 1);
+                *row = base.add(index * m.row_bytes + block * per * shape.bytes);
+            }
+            let words = scratch.words.as_mut_ptr();
+            let extra = words.add(4096);
+            shape.transpose(&rows, count, words, extra);
+            (words.cast_const(), extra.cast_const())
+        }
+    };
+    if class.is_super() {
+        unpack_super::<S>(m.ty, words, extra, &mut scratch.tile);
+    } else {
+        unpack_small::<S>(m.ty, words, extra, inputs, &mut scratch.tile);
+    }
+}
+
+/// Multiplies the tile with the panel that begins at `row`.
+#[inline(always)]
+unsafe fn panel<S: Simd>(
+    class: Class,
+    tile: &Tile,
+    input: &Input,
+    row: usize,
+    block: usize,
+    inputs: usize,
+    acc: *mut f32,
+) {
+    let width = (input.rows - row).min(PANEL);
+    macro_rules! by_width {
+        ($f:ident, [$($const:expr),*], ($($arg:expr),*)) => {
+            match width {
+                1 => $f::<S, 1, $($const),*>($($arg),*),
+                2 => $f::<S, 2, $($const),*>($($arg),*),
+                3 => $f::<S, 3, $($const),*>($($arg),*),
+                4 => $f::<S, 4, $($const),*>($($arg),*),
+                5 => $f::<S, 5, $($const),*>($($arg),*),
+                6 => $f::<S, 6, $($const),*>($($arg),*),
+                7 => $f::<S, 7, $($const),*>($($arg),*),
+                _ => $f::<S, 8, $($const),*>($($arg),*),
+            }
+        };
+    }
+    let k = input.k;
+    if class.is_super() {
+        let s = &input.super_blocks;
+        let group = match class {
+            Class::Mins { group } | Class::Offset { group, .. } => group,
+            _ => 32,
+        };
+        let sums = s.sums.add(row * (k / 256) * 12 + block * 12 * width + if group == 16 { 0 } else { 8 * width });
+        let x = PanelBlock {
+            q: s.q.add(row * k + block * 256 * width),
+            d: s.d.add(row * (k / 256) + block * width),
+            sums,
+        };
+        match class {
+            Class::Mins { group: 16 } => by_width!(super_block, [16, true, false], (tile, 0, x, acc, TILE_ROWS)),
+            Class::Mins { .. } => by_width!(super_block, [32, true, false], (tile, 0, x, acc, TILE_ROWS)),
+            Class::Offset { group: 16, offset, .. } => {
+                by_width!(super_block, [16, false, false], (tile, offset, x, acc, TILE_ROWS));
+            }
+            Class::Offset { offset, .. } => {
+                by_width!(super_block, [32, false, true], (tile, offset, x, acc, TILE_ROWS));
+            }
+            _ => {}
+        }
+        return;
+    }
+    let s = &input.small_blocks;
+    let sums = s.sums.add(row * (k / 32) * 3);
+    let q = s.q.add(row * k + block * 256 * width);
+    let d = s.d.add(row * (k / 32) + block * 8 * width);
+    let x = PanelBlock { q, d, sums: sums.add(block * 8 * width) };
+    match class {
+        Class::Small { group: 16, offset, .. } => {
+            let x = PanelBlock { q, d, sums: sums.add((k / 32 + block * 16) * width) };
+            by_width!(small_blocks, [16, false, false], (tile, offset, inputs, x, acc, TILE_ROWS));
+        }
+        Class::Small { offset, wide: false, .. } => {
+            by_width!(small_blocks, [32, false, false], (tile, offset, inputs, x, acc, TILE_ROWS));
+        }
+        Class::Small { offset, .. } => {
+            by_width!(small_blocks, [32, false, true], (tile, offset, inputs, x, acc, TILE_ROWS));
+        }
+        _ => by_width!(small_blocks, [32, true, false], (tile, 0, inputs, x, acc, TILE_ROWS)),
+    }
+}
+
+/// Writes 16 finished values of one row.
+#[inline(always)]
+unsafe fn finish<S: Simd>(p: &Product, tile: usize, row: usize, lanes: *mut f32) {
+    let scale = p.matrix.scale;
+    for lane in (0..TILE_ROWS).step_by(S::N) {
+        let at = lanes.add(lane);
+        let mut v = S::f_load(at);
+        if scale != 1.0 {
+            v = S::f_mul(v, S::f_splat(scale));
+        }
+        if let Finish::Logits { scale, cap } = p.finish {
+            v = S::f_mul(v, S::f_splat(scale));
+            if let Some(cap) = cap {
+                let cap = S::f_splat(cap);
+                v = S::f_mul(cap, tanh::<S>(S::f_div(v, cap)));
+            }
+        }
+        S::f_store(at, v);
+    }
+    let count = (p.matrix.rows - tile * TILE_ROWS).min(TILE_ROWS);
+    std::ptr::copy_nonoverlapping(lanes, p.out.add(row * p.out_stride + tile * TILE_ROWS), count);
+}
+
+/// Float weights: 16 partial sums by `k % 16`, then a tree.
+#[inline(always)]
+unsafe fn float_run<S: Simd>(p: &Product, first: usize, count: usize) {
+    let Storage::Native(base) = p.matrix.storage else { return };
+    let k = p.input.k;
+    for tile in first..first + count {
+        for row in 0..p.input.rows {
+            let x = p.input.float.add(row * k);
+            let mut lanes = [0.0f32; TILE_ROWS];
+            for r in (0..TILE_ROWS).step_by(4) {
+                let mut w = [base; 4];
+                for (i, w) in w.iter_mut().enumerate() {
+                    *w = base.add((tile * TILE_ROWS + r + i).min(p.matrix.rows - 1) * p.matrix.row_bytes);
+                }
+                let sums = match p.matrix.ty {
+                    GgmlType::F16 => float_dots::<S, 2, false>(&w, x, k),
+                    GgmlType::BF16 => float_dots::<S, 2, true>(&w, x, k),
+                    _ => float_dots::<S, 4, false>(&w, x, k),
+                };
+                lanes[r..r + 4].copy_from_slice(&sums);
+            }
+            finish::<S>(p, tile, row, lanes.as_mut_ptr());
+        }
+    }
+}
+
+/// Dots of four weight rows with one activation row.
+#[inline(always)]
+unsafe fn float_dots<S: Simd, const BYTES: usize, const BF16: bool>(
+    w: &[*const u8; 4],
+    x: *const f32,
+    k: usize,
+) -> [f32; 4] {
+    let parts = 16 / S::N;
+    let mut acc = [[S::f_splat(0.0); 4]; 4];
+    let load = |p: *const u8| {
+        if BYTES == 4 {
+            S::f_load(p.cast())
+        } else if BF16 {
+            S::f_load_bf16(p.cast())
+        } else {
+            S::f_load_f16(p.cast())
+        }
+    };
+    for at in (0..k / 16 * 16).step_by(16) {
+        for part in 0..parts {
+            let i = at + part * S::N;
+            let xv = S::f_load(x.add(i));
+            for r in 0..4 {
+                acc[r][part] = S::f_fma(load(w[r].add(i * BYTES)), xv, acc[r][part]);
+            }
+        }
+    }
+    if k % 16 != 0 {
+        // The last few values, padded with zeros.
+        let (at, rest) = (k / 16 * 16, k % 16);
+        let mut xs = [0.0f32; 16];
+        std::ptr::copy_nonoverlapping(x.add(at), xs.as_mut_ptr(), rest);
+        for r in 0..4 {
+            let mut ws = [0u8; 64];
+            std::ptr::copy_nonoverlapping(w[r].add(at * BYTES), ws.as_mut_ptr(), rest * BYTES);
+            for part in 0..parts {
+                let xv = S::f_load(xs.as_ptr().add(part * S::N));
+                acc[r][part] = S::f_fma(load(ws.as_ptr().add(part * S::N * BYTES)), xv, acc[r][part]);
+            }
+        }
+    }
+    acc.map(|acc| {
+        let mut lanes = [0.0f32; 16];
+        for (part, &a) in acc.iter().enumerate().take(parts) {
+            S::f_store(lanes.as_mut_ptr().add(part * S::N), a);
+        }
+        tree_sum(&lanes)
+    })
+}

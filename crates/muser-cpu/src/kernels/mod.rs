@@ -1,0 +1,165 @@
+//! The kernels, written once over [`crate::simd::Simd`] and compiled once per instruction set.
+//!
+//! [`Kernels`] is the table of compiled functions; [`Kernels::of`] is the only place that tells instruction sets apart.
+#![allow(
+    unsafe_code,
+    unsafe_op_in_unsafe_fn,
+    reason = "a kernel is unsafe as a whole: it follows raw pointers whose shapes its arguments state"
+)]
+
+pub(crate) mod attention;
+pub(crate) mod layout;
+mod math;
+pub(crate) mod matmul;
+pub(crate) mod probe;
+pub(crate) mod rows;
+mod tile;
+pub(crate) mod unpack;
+
+use std::ops::Range;
+
+use muser_kv::BlockId;
+
+use crate::isa::Isa;
+use attention::KvView;
+use matmul::Product;
+use rows::QuantTarget;
+
+/// Compiled kernels of one instruction set; each is described at the generic function of its name.
+#[derive(Clone, Copy)]
+pub(crate) struct Kernels {
+    pub(crate) product_run: unsafe fn(&Product, usize, usize, &mut matmul::Scratch),
+    pub(crate) rms_norm: unsafe fn(*const f32, *const f32, f32, *mut f32, usize),
+    pub(crate) add_post_norm: unsafe fn(*mut f32, *const f32, *const f32, f32, usize),
+    pub(crate) quantize: unsafe fn(*const f32, usize, usize, usize, &QuantTarget),
+    pub(crate) head_norm_rope: unsafe fn(*mut f32, *const f32, f32, usize, *const f32),
+    pub(crate) gate: unsafe fn(*mut f32, *const f32, usize),
+    pub(crate) silu_mul: unsafe fn(*const f32, *mut f32, usize),
+    pub(crate) attend: unsafe fn(&attention::Tile<'_>, *mut f32, usize, &mut attention::Scratch),
+    pub(crate) attend_blocks: unsafe fn(&attention::Tile<'_>, Range<usize>, *mut f32, &mut attention::Scratch),
+    pub(crate) combine_blocks: unsafe fn(*const f32, usize, usize, *mut f32, usize, &mut attention::Scratch),
+    pub(crate) store_kv: unsafe fn(&KvView, BlockId, usize, *const f32, *const f32),
+    pub(crate) read_pass: unsafe fn(*const u8, usize) -> u64,
+}
+
+macro_rules! compile {
+    ($set:ident, $simd:ty, $(#[$attr:meta])*) => {
+        mod $set {
+            use super::*;
+
+            $(#[$attr])*
+            unsafe fn product_run(p: &Product, first: usize, count: usize, scratch: &mut matmul::Scratch) {
+                matmul::product_run::<$simd>(p, first, count, scratch);
+            }
+            $(#[$attr])*
+            unsafe fn rms_norm(x: *const f32, weight: *const f32, eps: f32, out: *mut f32, len: usize) {
+                rows::rms_norm::<$simd>(x, weight, eps, out, len);
+            }
+            $(#[$attr])*
+            unsafe fn add_post_norm(h: *mut f32, o: *const f32, weight: *const f32, eps: f32, len: usize) {
+                rows::add_post_norm::<$simd>(h, o, weight, eps, len);
+            }
+            $(#[$attr])*
+            unsafe fn quantize(x: *const f32, row: usize, from: usize, to: usize, target: &QuantTarget) {
+                rows::quantize::<$simd>(x, row, from, to, target);
+            }
+            $(#[$attr])*
+            unsafe fn head_norm_rope(x: *mut f32, weight: *const f32, eps: f32, dim: usize, rope: *const f32) {
+                rows::head_norm_rope::<$simd>(x, weight, eps, dim, rope);
+            }
+            $(#[$attr])*
+            unsafe fn gate(o: *mut f32, g: *const f32, len: usize) {
+                rows::gate::<$simd>(o, g, len);
+            }
+            $(#[$attr])*
+            unsafe fn silu_mul(gate: *const f32, up: *mut f32, len: usize) {
+                rows::silu_mul::<$simd>(gate, up, len);
+            }
+            $(#[$attr])*
+            unsafe fn attend(
+                tile: &attention::Tile<'_>,
+                out: *mut f32,
+                stride: usize,
+                scratch: &mut attention::Scratch,
+            ) {
+                attention::attend::<$simd>(tile, out, stride, scratch);
+            }
+            $(#[$attr])*
+            unsafe fn attend_blocks(
+                tile: &attention::Tile<'_>,
+                blocks: Range<usize>,
+                partial: *mut f32,
+                scratch: &mut attention::Scratch,
+            ) {
+                attention::attend_blocks::<$simd>(tile, blocks, partial, scratch);
+            }
+            $(#[$attr])*
+            unsafe fn combine_blocks(
+                partial: *const f32,
+                count: usize,
+                stride: usize,
+                out: *mut f32,
+                dim: usize,
+                scratch: &mut attention::Scratch,
+            ) {
+                attention::combine_blocks::<$simd>(partial, count, stride, out, dim, scratch);
+            }
+            $(#[$attr])*
+            unsafe fn store_kv(kv: &KvView, id: BlockId, slot: usize, k: *const f32, v: *const f32) {
+                attention::store_kv::<$simd>(kv, id, slot, k, v);
+            }
+            $(#[$attr])*
+            unsafe fn read_pass(bytes: *const u8, len: usize) -> u64 {
+                probe::read_pass::<$simd>(bytes, len)
+            }
+
+            pub(super) static TABLE: Kernels = Kernels {
+                product_run,
+                rms_norm,
+                add_post_norm,
+                quantize,
+                head_norm_rope,
+                gate,
+                silu_mul,
+                attend,
+                attend_blocks,
+                combine_blocks,
+                store_kv,
+                read_pass,
+            };
+        }
+    };
+}
+
+compile!(scalar, crate::simd::scalar::Scalar,);
+#[cfg(target_arch = "x86_64")]
+compile!(avx2, crate::simd::avx2::Avx2, #[target_feature(enable = "avx2,fma,f16c,bmi2")]);
+#[cfg(target_arch = "x86_64")]
+compile!(avx_vnni, crate::simd::avx2::AvxVnni, #[target_feature(enable = "avx2,fma,f16c,bmi2,avxvnni")]);
+#[cfg(target_arch = "x86_64")]
+compile!(
+    avx512,
+    crate::simd::avx512::Avx512,
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c,bmi2")]
+);
+#[cfg(target_arch = "aarch64")]
+compile!(neon, crate::simd::neon::Neon, #[target_feature(enable = "neon,dotprod")]);
+
+impl Kernels {
+    /// The table of an instruction set that [`Isa::is_supported`].
+    pub(crate) fn of(isa: Isa) -> &'static Kernels {
+        match isa {
+            Isa::Scalar => &scalar::TABLE,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => &avx2::TABLE,
+            #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni => &avx_vnni::TABLE,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => &avx512::TABLE,
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => &neon::TABLE,
+            #[allow(unreachable_patterns, reason = "the sets of other architectures")]
+            _ => &scalar::TABLE,
+        }
+    }
+}

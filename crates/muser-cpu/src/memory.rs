@@ -1,0 +1,126 @@
+//! Large blocks of anonymous memory on huge pages where the system gives them, and how much there is to be had.
+#![allow(unsafe_code, reason = "maps memory")]
+
+use muser_backend::ExecError;
+
+/// Size of a huge page that we align to.
+const HUGE: usize = 2 << 20;
+
+/// Zeroed memory, aligned to 2 MiB; pages come when first touched.
+pub(crate) struct HugeBuffer {
+    base: *mut u8,
+    mapped: usize,
+    at: *mut u8,
+    len: usize,
+}
+
+// SAFETY: the buffer is owned memory; who writes where is decided by its users.
+unsafe impl Send for HugeBuffer {}
+// SAFETY: as above, shared access only hands out pointers.
+unsafe impl Sync for HugeBuffer {}
+
+impl HugeBuffer {
+    /// Maps `len` bytes for `what`; asks for huge pages if `huge`.
+    pub(crate) fn new(len: usize, huge: bool, what: &str) -> Result<Self, ExecError> {
+        let mapped = len.max(1).next_multiple_of(HUGE) + HUGE;
+        // SAFETY: a new private anonymous mapping touches nothing that exists.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                mapped,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(ExecError::OutOfMemory {
+                device: "cpu".into(),
+                what: what.into(),
+                needed: len as u64,
+                available: available_bytes().unwrap_or(0),
+            });
+        }
+        let base = base.cast::<u8>();
+        let at = base.wrapping_add(base.align_offset(HUGE));
+        #[cfg(target_os = "linux")]
+        // SAFETY: the range lies inside the mapping; advice may fail without harm.
+        unsafe {
+            let advice = if huge { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
+            libc::madvise(at.cast(), len.max(1).next_multiple_of(HUGE), advice);
+        }
+        #[cfg(not(target_os = "linux"))]
+        let _ = huge;
+        Ok(Self { base, mapped, at, len })
+    }
+
+    /// First byte.
+    pub(crate) fn ptr(&self) -> *mut u8 {
+        self.at
+    }
+
+    /// Bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Drop for HugeBuffer {
+    fn drop(&mut self) {
+        // SAFETY: exactly the mapping made in `new`.
+        unsafe {
+            libc::munmap(self.base.cast(), self.mapped);
+        }
+    }
+}
+
+/// Bytes that can be used without swapping, also inside a memory cgroup; `None` where the system does not say.
+pub fn available_bytes() -> Option<u64> {
+    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let free = meminfo_available(&info)?;
+    let limit = cgroup_room().unwrap_or(u64::MAX);
+    Some(free.min(limit))
+}
+
+/// `MemAvailable` of `/proc/meminfo`, in bytes.
+fn meminfo_available(info: &str) -> Option<u64> {
+    let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// What the memory cgroup (version 2) still allows, file cache not counted as used.
+fn cgroup_room() -> Option<u64> {
+    let own = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    let path = own.lines().find_map(|line| line.strip_prefix("0::"))?.trim_start_matches('/');
+    let dir = std::path::Path::new("/sys/fs/cgroup").join(path);
+    let max = std::fs::read_to_string(dir.join("memory.max")).ok()?.trim().parse::<u64>().ok()?;
+    let used = std::fs::read_to_string(dir.join("memory.current")).ok()?.trim().parse::<u64>().ok()?;
+    let stat = std::fs::read_to_string(dir.join("memory.stat")).ok()?;
+    let cache = stat.lines().find_map(|line| line.strip_prefix("file ")).and_then(|n| n.trim().parse().ok()).unwrap_or(0);
+    Some(max.saturating_sub(used.saturating_sub(cache)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_meminfo() {
+        assert_eq!(meminfo_available("MemTotal: 5 kB\nMemAvailable:   24012 kB\n"), Some(24012 * 1024));
+        assert_eq!(meminfo_available("MemTotal: 5 kB\n"), None);
+        assert_eq!(meminfo_available("MemAvailable: many kB\n"), None);
+    }
+
+    #[test]
+    fn buffer_is_zeroed_and_aligned() {
+        let buffer = HugeBuffer::new(3 << 20, true, "test").expect("3 MiB can be mapped");
+        assert_eq!(buffer.ptr().align_offset(HUGE), 0);
+        assert_eq!(buffer.len(), 3 << 20);
+        // SAFETY: inside the buffer.
+        unsafe {
+            assert_eq!(*buffer.ptr().add((3 << 20) - 1), 0);
+            *buffer.ptr().add((3 << 20) - 1) = 7;
+        }
+    }
+}

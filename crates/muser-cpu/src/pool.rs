@@ -1,0 +1,334 @@
+//! Threads that walk through a step together.
+//!
+//! A job is one closure that all threads run side by side; inside it they share out items by an atomic counter
+//! ([`Worker::share`]) and meet at barriers ([`Worker::barrier`]). The calling thread takes part as worker 0 (it is not
+//! pinned: it belongs to the caller), the others are pinned, one to a core. A hand-off is one store that spinning threads
+//! see; between jobs they spin for a while and then park.
+//!
+//! Who gets which item is a race and must never change a result. A panic in a job breaks the barrier for the others
+//! and comes back to the caller as an error; the pool stays usable.
+#![allow(unsafe_code, reason = "hands a borrowed closure to other threads and waits for them")]
+
+use std::cell::UnsafeCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{JoinHandle, Thread};
+use std::time::{Duration, Instant};
+
+use crate::topology::{Topology, pin_to};
+
+/// How long a thread without a job spins before it parks.
+const SPIN: Duration = Duration::from_micros(300);
+
+/// Another thread of the job panicked; the job must end.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Broken;
+
+type Job<'a> = dyn Fn(&Worker<'_>) -> Result<(), Broken> + Sync + 'a;
+
+/// Keeps what different threads write on different cache lines.
+#[repr(align(128))]
+struct Line<T>(T);
+
+struct Shared {
+    threads: usize,
+    /// Bumped to start a job; [`Self::job`] is valid from then until all are done.
+    epoch: Line<AtomicU32>,
+    job: UnsafeCell<Option<*const Job<'static>>>,
+    /// Workers that have not finished the current job.
+    running: Line<AtomicUsize>,
+    arrived: Line<AtomicUsize>,
+    phase: Line<AtomicU32>,
+    next: Line<AtomicUsize>,
+    broken: AtomicBool,
+    stop: AtomicBool,
+    parked: Vec<Line<AtomicBool>>,
+    message: Mutex<Option<String>>,
+}
+
+// SAFETY: `job` is written only while no worker runs and read only after the epoch that publishes it.
+unsafe impl Sync for Shared {}
+// SAFETY: the raw pointer inside is used under the same rule.
+unsafe impl Send for Shared {}
+
+/// The pool. Dropping it ends its threads.
+pub(crate) struct Pool {
+    shared: Arc<Shared>,
+    handles: Vec<JoinHandle<()>>,
+    unpark: Vec<Thread>,
+}
+
+/// One thread's view of a job.
+pub(crate) struct Worker<'a> {
+    shared: &'a Shared,
+    /// 0 to `threads - 1`.
+    pub(crate) index: usize,
+}
+
+impl Pool {
+    /// As many threads as asked for, else as the machine allows; the caller is one of them.
+    pub(crate) fn new(threads: Option<usize>) -> std::io::Result<Self> {
+        let topology = Topology::detect();
+        let threads = threads.unwrap_or(topology.threads).clamp(1, 1024);
+        let shared = Arc::new(Shared {
+            threads,
+            epoch: Line(AtomicU32::new(0)),
+            job: UnsafeCell::new(None),
+            running: Line(AtomicUsize::new(0)),
+            arrived: Line(AtomicUsize::new(0)),
+            phase: Line(AtomicU32::new(0)),
+            next: Line(AtomicUsize::new(0)),
+            broken: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            parked: (0..threads).map(|_| Line(AtomicBool::new(false))).collect(),
+            message: Mutex::new(None),
+        });
+        let mut pool = Self { shared, handles: Vec::new(), unpark: Vec::new() };
+        for index in 1..threads {
+            let shared = Arc::clone(&pool.shared);
+            // More threads than cores cannot be pinned one to a core.
+            let cpu = topology.processors.get(index).copied().filter(|_| threads <= topology.processors.len());
+            let handle = std::thread::Builder::new().name(format!("muser-cpu-{index}")).spawn(move || {
+                if let Some(cpu) = cpu {
+                    pin_to(cpu);
+                }
+                work(&shared, index);
+            })?;
+            pool.unpark.push(handle.thread().clone());
+            pool.handles.push(handle);
+        }
+        Ok(pool)
+    }
+
+    /// Number of threads, the caller's included.
+    pub(crate) fn threads(&self) -> usize {
+        self.shared.threads
+    }
+
+    /// Runs `job` on all threads and waits for them. `Err` has the message of a panic.
+    pub(crate) fn run<'a>(&mut self, job: &'a Job<'a>) -> Result<(), String> {
+        let shared = &*self.shared;
+        shared.arrived.0.store(0, Ordering::Relaxed);
+        shared.next.0.store(0, Ordering::Relaxed);
+        shared.broken.store(false, Ordering::Relaxed);
+        shared.running.0.store(shared.threads - 1, Ordering::Relaxed);
+        // SAFETY: the lifetime is only hidden: this function does not return before every worker is done with the job,
+        // and no worker reads the cell now, because none is running.
+        unsafe {
+            *shared.job.get() = Some(std::mem::transmute::<*const Job<'a>, *const Job<'static>>(job));
+        }
+        shared.epoch.0.fetch_add(1, Ordering::SeqCst);
+        for (index, thread) in self.unpark.iter().enumerate() {
+            if shared.parked[index + 1].0.load(Ordering::SeqCst) {
+                thread.unpark();
+            }
+        }
+        run_guarded(shared, 0, job);
+        let mut spins = 0;
+        while shared.running.0.load(Ordering::Acquire) != 0 {
+            relax(&mut spins);
+        }
+        if shared.broken.load(Ordering::Acquire) {
+            let message = shared.message.lock().unwrap_or_else(PoisonError::into_inner).take();
+            return Err(message.unwrap_or_else(|| "a thread of the pool panicked".into()));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.epoch.0.fetch_add(1, Ordering::SeqCst);
+        for thread in &self.unpark {
+            thread.unpark();
+        }
+        for handle in self.handles.drain(..) {
+            // A worker catches the panics of its jobs, so there is nothing to learn from the result.
+            let _ = handle.join();
+        }
+    }
+}
+
+impl Worker<'_> {
+    /// Threads of the job.
+    pub(crate) fn threads(&self) -> usize {
+        self.shared.threads
+    }
+
+    /// Calls `f` with items of `0..count` until all have been given out, to any thread. Once per barrier.
+    #[inline]
+    pub(crate) fn share(&self, count: usize, mut f: impl FnMut(usize)) {
+        loop {
+            let item = self.shared.next.0.fetch_add(1, Ordering::Relaxed);
+            if item >= count {
+                return;
+            }
+            f(item);
+        }
+    }
+
+    /// Waits for all threads; what they wrote before is visible after.
+    #[inline]
+    pub(crate) fn barrier(&self) -> Result<(), Broken> {
+        let shared = self.shared;
+        let phase = shared.phase.0.load(Ordering::Relaxed);
+        if shared.arrived.0.fetch_add(1, Ordering::AcqRel) + 1 == shared.threads {
+            shared.arrived.0.store(0, Ordering::Relaxed);
+            shared.next.0.store(0, Ordering::Relaxed);
+            shared.phase.0.store(phase.wrapping_add(1), Ordering::Release);
+            return Ok(());
+        }
+        let mut spins = 0;
+        while shared.phase.0.load(Ordering::Acquire) == phase {
+            if shared.broken.load(Ordering::Relaxed) {
+                return Err(Broken);
+            }
+            relax(&mut spins);
+        }
+        Ok(())
+    }
+}
+
+/// Spins, and gives way to others after some 50 µs: there may be more threads than processors.
+#[inline]
+fn relax(spins: &mut u32) {
+    *spins += 1;
+    if *spins < 2000 {
+        std::hint::spin_loop();
+    } else {
+        std::thread::yield_now();
+    }
+}
+
+/// Runs one thread's part; a panic is recorded and breaks the barrier.
+fn run_guarded(shared: &Shared, index: usize, job: &Job<'_>) {
+    let worker = Worker { shared, index };
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(|| job(&worker))) {
+        let text = payload
+            .downcast_ref::<&str>()
+            .map(ToString::to_string)
+            .or_else(|| payload.downcast_ref::<String>().cloned())
+            .unwrap_or_else(|| "a thread of the pool panicked".into());
+        shared.message.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(text);
+        shared.broken.store(true, Ordering::Release);
+    }
+}
+
+fn work(shared: &Shared, index: usize) {
+    let mut seen = 0;
+    loop {
+        let epoch = wait_for_job(shared, index, seen);
+        seen = epoch;
+        if shared.stop.load(Ordering::SeqCst) {
+            return;
+        }
+        // SAFETY: the epoch that we just saw was published after the cell was written, and the caller keeps the
+        // closure alive until `running` is 0.
+        let job = unsafe { (*shared.job.get()).map(|job| &*job) };
+        if let Some(job) = job {
+            run_guarded(shared, index, job);
+        }
+        shared.running.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Spins, then parks, until the epoch is another than `seen`.
+fn wait_for_job(shared: &Shared, index: usize, seen: u32) -> u32 {
+    let start = Instant::now();
+    loop {
+        for _ in 0..64 {
+            let epoch = shared.epoch.0.load(Ordering::Acquire);
+            if epoch != seen {
+                return epoch;
+            }
+            std::hint::spin_loop();
+        }
+        if start.elapsed() > SPIN {
+            break;
+        }
+    }
+    let parked = &shared.parked[index].0;
+    parked.store(true, Ordering::SeqCst);
+    loop {
+        // Checked after `parked` is set: the caller bumps the epoch first and looks at `parked` second.
+        let epoch = shared.epoch.0.load(Ordering::SeqCst);
+        if epoch != seen {
+            parked.store(false, Ordering::SeqCst);
+            return epoch;
+        }
+        std::thread::park();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_item_once_in_every_phase() {
+        for threads in [1, 2, 5] {
+            let mut pool = Pool::new(Some(threads)).expect("threads start");
+            let counts: Vec<AtomicUsize> = (0..100).map(|_| AtomicUsize::new(0)).collect();
+            for _ in 0..50 {
+                pool.run(&|worker| {
+                    for _ in 0..7 {
+                        worker.share(counts.len(), |i| {
+                            counts[i].fetch_add(1, Ordering::Relaxed);
+                        });
+                        worker.barrier()?;
+                    }
+                    Ok(())
+                })
+                .expect("no panic");
+            }
+            assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 350));
+        }
+    }
+
+    #[test]
+    fn writes_before_a_barrier_are_seen_after_it() {
+        let mut pool = Pool::new(Some(3)).expect("threads start");
+        let cells: Vec<AtomicUsize> = (0..3).map(|_| AtomicUsize::new(0)).collect();
+        pool.run(&|worker| {
+            for round in 1..1000 {
+                cells[worker.index].store(round, Ordering::Relaxed);
+                worker.barrier()?;
+                assert!(cells.iter().all(|c| c.load(Ordering::Relaxed) == round));
+                worker.barrier()?;
+            }
+            Ok(())
+        })
+        .expect("no panic");
+    }
+
+    #[test]
+    fn panics_come_back_and_the_pool_lives_on() {
+        let mut pool = Pool::new(Some(3)).expect("threads start");
+        for bad in 0..3 {
+            let result = pool.run(&|worker| {
+                worker.barrier()?;
+                assert!(worker.index != bad, "worker {bad} fails");
+                worker.barrier()
+            });
+            assert_eq!(result.expect_err("a panic"), format!("worker {bad} fails"));
+            pool.run(&|worker| worker.barrier()).expect("works again");
+        }
+    }
+
+    #[test]
+    fn wakes_parked_threads() {
+        let mut pool = Pool::new(Some(2)).expect("threads start");
+        for _ in 0..3 {
+            std::thread::sleep(SPIN * 3);
+            let count = AtomicUsize::new(0);
+            pool.run(&|_| {
+                count.fetch_add(1, Ordering::Relaxed);
+                Ok(())
+            })
+            .expect("no panic");
+            assert_eq!(count.load(Ordering::Relaxed), 2);
+        }
+    }
+}

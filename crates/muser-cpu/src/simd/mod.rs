@@ -1,0 +1,94 @@
+//! The vector instructions that the kernels are written in.
+//!
+//! Every kernel is written once, generic over [`Simd`], and compiled once per instruction set (`kernels::table`). An
+//! implementation offers `N` lanes of 32 bits; one *tile row* of the weight layout is always 16 lanes, so a kernel walks
+//! it in `16 / N` steps. Integer operations are exact. Float operations are the IEEE ones, each rounded once, in the
+//! order written; the compiler may not reorder them. So all implementations give the same bits, and a reduction over
+//! lanes must say its order in terms of 16 lanes, never of `N`.
+#![allow(
+    unsafe_code,
+    unsafe_op_in_unsafe_fn,
+    reason = "an implementation is unsafe as a whole: its instructions exist only where detection found them"
+)]
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx512;
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon;
+pub(crate) mod scalar;
+
+/// Vectors of `N` 32-bit lanes.
+///
+/// # Safety of all methods
+/// The caller runs on a processor that has the instruction set, and pointers are valid for `N` values of their type
+/// (any alignment).
+pub(crate) trait Simd: Copy + 'static {
+    /// Lanes; 4, 8 or 16.
+    const N: usize;
+    /// Queries that attention keeps in registers at once.
+    const QUERIES: usize;
+    /// `N` f32.
+    type F: Copy;
+    /// `N` i32, or `4 N` bytes.
+    type I: Copy;
+
+    unsafe fn f_splat(x: f32) -> Self::F;
+    unsafe fn f_load(p: *const f32) -> Self::F;
+    unsafe fn f_store(p: *mut f32, a: Self::F);
+    unsafe fn f_add(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn f_sub(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn f_mul(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn f_div(a: Self::F, b: Self::F) -> Self::F;
+    /// `a * b + c`, rounded once.
+    unsafe fn f_fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// `c - a * b`, rounded once.
+    unsafe fn f_fnma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// `if a > b { a } else { b }`: a NaN in `a` gives `b`.
+    unsafe fn f_max(a: Self::F, b: Self::F) -> Self::F;
+    /// `if a < b { a } else { b }`: a NaN in `a` gives `b`.
+    unsafe fn f_min(a: Self::F, b: Self::F) -> Self::F;
+    /// +0 where `x < limit`, else `value` (also where `x` is NaN).
+    unsafe fn f_zero_below(x: Self::F, limit: Self::F, value: Self::F) -> Self::F;
+    /// Widens f16 exactly.
+    unsafe fn f_load_f16(p: *const u16) -> Self::F;
+    /// Widens the f16 in the low half of every lane exactly.
+    unsafe fn f_from_half(a: Self::I) -> Self::F;
+    /// Rounds to f16, ties to even.
+    unsafe fn f_store_f16(p: *mut u16, a: Self::F);
+    /// Widens bf16 exactly.
+    unsafe fn f_load_bf16(p: *const u16) -> Self::F;
+    /// Rounds to the nearest integer, ties to even; the values fit.
+    unsafe fn f_to_i(a: Self::F) -> Self::I;
+    /// Converts, rounding to nearest, ties to even.
+    unsafe fn f_from_i(a: Self::I) -> Self::F;
+    unsafe fn f_from_bits(a: Self::I) -> Self::F;
+    unsafe fn f_to_bits(a: Self::F) -> Self::I;
+
+    unsafe fn i_splat(x: i32) -> Self::I;
+    unsafe fn i_load(p: *const u8) -> Self::I;
+    unsafe fn i_store(p: *mut u8, a: Self::I);
+    unsafe fn i_add(a: Self::I, b: Self::I) -> Self::I;
+    unsafe fn i_sub(a: Self::I, b: Self::I) -> Self::I;
+    /// Low 32 bits of the product.
+    unsafe fn i_mul(a: Self::I, b: Self::I) -> Self::I;
+    unsafe fn i_and(a: Self::I, b: Self::I) -> Self::I;
+    unsafe fn i_or(a: Self::I, b: Self::I) -> Self::I;
+    unsafe fn i_xor(a: Self::I, b: Self::I) -> Self::I;
+    unsafe fn i_max(a: Self::I, b: Self::I) -> Self::I;
+    unsafe fn i_shl<const K: u32>(a: Self::I) -> Self::I;
+    /// Zeros come in from above.
+    unsafe fn i_shr<const K: u32>(a: Self::I) -> Self::I;
+    /// The sign comes in from above.
+    unsafe fn i_sra<const K: u32>(a: Self::I) -> Self::I;
+    /// Every byte of `index` (0..16) replaced by that entry of `table`.
+    unsafe fn i_lookup(table: &[u8; 16], index: Self::I) -> Self::I;
+    /// `acc + sum of 4 products` per lane: bytes of `w` are unsigned and at most 128, bytes of `x` are in -127..=127.
+    unsafe fn dp4(acc: Self::I, w: Self::I, x: Self::I) -> Self::I;
+    /// As [`Simd::dp4`] with any unsigned `w`.
+    unsafe fn dp4_wide(acc: Self::I, w: Self::I, x: Self::I) -> Self::I;
+    /// `acc + sum of 2 products` per lane of signed 16-bit halves.
+    unsafe fn dp2(acc: Self::I, a: Self::I, b: Self::I) -> Self::I;
+    unsafe fn prefetch(p: *const u8);
+}
