@@ -53,6 +53,11 @@ impl Segments {
         Self { count: wanted.min(blocks).max(1), blocks }
     }
 
+    /// One segment: float weights.
+    pub fn whole(k: usize) -> Self {
+        Self { count: 1, blocks: k.div_ceil(256) }
+    }
+
     /// Number of segments.
     pub fn count(&self) -> usize {
         self.count

@@ -91,17 +91,24 @@ impl Isa {
     /// The set of this name, if the processor has it.
     pub fn parse(name: &str) -> Result<Self, ExecError> {
         let supported = || {
-            let names: Vec<_> = Self::ALL.into_iter().filter(|isa| isa.is_supported()).map(Self::name).collect();
+            let names: Vec<_> =
+                Self::ALL.into_iter().filter(|isa| isa.is_supported()).map(Self::name).collect();
             names.join(", ")
         };
         let unsupported = |what| ExecError::Unsupported { backend: "cpu", what };
         let isa = Self::ALL.into_iter().find(|isa| isa.name() == name).ok_or_else(|| {
-            unsupported(format!("{ISA_VARIABLE}={name} is not an instruction set, expected one of {}", supported()))
+            unsupported(format!(
+                "{ISA_VARIABLE}={name} is not an instruction set, expected one of {}",
+                supported()
+            ))
         })?;
         if isa.is_supported() {
             Ok(isa)
         } else {
-            Err(unsupported(format!("{ISA_VARIABLE}={name}: this processor lacks it, it has {}", supported())))
+            Err(unsupported(format!(
+                "{ISA_VARIABLE}={name}: this processor lacks it, it has {}",
+                supported()
+            )))
         }
     }
 }

@@ -97,7 +97,11 @@ fn cgroup_room() -> Option<u64> {
     let max = std::fs::read_to_string(dir.join("memory.max")).ok()?.trim().parse::<u64>().ok()?;
     let used = std::fs::read_to_string(dir.join("memory.current")).ok()?.trim().parse::<u64>().ok()?;
     let stat = std::fs::read_to_string(dir.join("memory.stat")).ok()?;
-    let cache = stat.lines().find_map(|line| line.strip_prefix("file ")).and_then(|n| n.trim().parse().ok()).unwrap_or(0);
+    let cache = stat
+        .lines()
+        .find_map(|line| line.strip_prefix("file "))
+        .and_then(|n| n.trim().parse().ok())
+        .unwrap_or(0);
     Some(max.saturating_sub(used.saturating_sub(cache)))
 }
 

@@ -33,6 +33,8 @@ struct Line<T>(T);
 
 struct Shared {
     threads: usize,
+    /// Turns to spin at a barrier before giving way: few when threads have to take turns on processors.
+    spins: u32,
     /// Bumped to start a job; [`Self::job`] is valid from then until all are done.
     epoch: Line<AtomicU32>,
     job: UnsafeCell<Option<*const Job<'static>>>,
@@ -73,6 +75,7 @@ impl Pool {
         let threads = threads.unwrap_or(topology.threads).clamp(1, 1024);
         let shared = Arc::new(Shared {
             threads,
+            spins: if threads <= topology.processors.len().max(topology.threads) { 2000 } else { 16 },
             epoch: Line(AtomicU32::new(0)),
             job: UnsafeCell::new(None),
             running: Line(AtomicUsize::new(0)),
@@ -88,7 +91,8 @@ impl Pool {
         for index in 1..threads {
             let shared = Arc::clone(&pool.shared);
             // More threads than cores cannot be pinned one to a core.
-            let cpu = topology.processors.get(index).copied().filter(|_| threads <= topology.processors.len());
+            let cpu =
+                topology.processors.get(index).copied().filter(|_| threads <= topology.processors.len());
             let handle = std::thread::Builder::new().name(format!("muser-cpu-{index}")).spawn(move || {
                 if let Some(cpu) = cpu {
                     pin_to(cpu);
@@ -116,7 +120,7 @@ impl Pool {
         // SAFETY: the lifetime is only hidden: this function does not return before every worker is done with the job,
         // and no worker reads the cell now, because none is running.
         unsafe {
-            *shared.job.get() = Some(std::mem::transmute::<*const Job<'a>, *const Job<'static>>(job));
+            *shared.job.get() = Some(std::mem::transmute::<&'a Job<'a>, &'static Job<'static>>(job));
         }
         shared.epoch.0.fetch_add(1, Ordering::SeqCst);
         for (index, thread) in self.unpark.iter().enumerate() {
@@ -127,7 +131,7 @@ impl Pool {
         run_guarded(shared, 0, job);
         let mut spins = 0;
         while shared.running.0.load(Ordering::Acquire) != 0 {
-            relax(&mut spins);
+            relax(&mut spins, shared.spins);
         }
         if shared.broken.load(Ordering::Acquire) {
             let message = shared.message.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -185,17 +189,17 @@ impl Worker<'_> {
             if shared.broken.load(Ordering::Relaxed) {
                 return Err(Broken);
             }
-            relax(&mut spins);
+            relax(&mut spins, shared.spins);
         }
         Ok(())
     }
 }
 
-/// Spins, and gives way to others after some 50 µs: there may be more threads than processors.
+/// Spins, and gives way to others after `limit` turns (2,000 are some 50 µs).
 #[inline]
-fn relax(spins: &mut u32) {
+fn relax(spins: &mut u32, limit: u32) {
     *spins += 1;
-    if *spins < 2000 {
+    if *spins < limit {
         std::hint::spin_loop();
     } else {
         std::thread::yield_now();

@@ -112,7 +112,12 @@ impl Scratch {
 /// Pointers are valid for the stated shapes, the table covers `tile.blocks()`, and every position that a row sees has
 /// been written.
 #[inline(always)]
-pub(crate) unsafe fn attend<S: Simd>(tile: &Tile<'_>, out: *mut f32, out_stride: usize, scratch: &mut Scratch) {
+pub(crate) unsafe fn attend<S: Simd>(
+    tile: &Tile<'_>,
+    out: *mut f32,
+    out_stride: usize,
+    scratch: &mut Scratch,
+) {
     let dim = tile.kv.head_dim;
     let queries = tile.rows * tile.heads;
     let size = STATE_HEAD + dim;

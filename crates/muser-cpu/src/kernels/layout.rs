@@ -38,7 +38,14 @@ pub(crate) struct BlockShape {
 impl BlockShape {
     /// The shape of a quantised type that has kernels, `None` for others.
     pub(crate) fn of(ty: GgmlType) -> Option<Self> {
-        let shape = |len, bytes, words_at, words, extra_at, extra| Self { len, bytes, words_at, words, extra_at, extra };
+        let shape = |len, bytes, words_at, words, extra_at, extra| Self {
+            len,
+            bytes,
+            words_at,
+            words,
+            extra_at,
+            extra,
+        };
         Some(match ty {
             GgmlType::Q4_0 | GgmlType::IQ4_NL => shape(32, 18, 2, 4, 0, 2),
             GgmlType::Q4_1 => shape(32, 20, 0, 5, 0, 0),
@@ -77,8 +84,14 @@ impl BlockShape {
     /// # Safety
     /// Rows are readable for `count * bytes`, `words` writable for `count * word_bytes()`, `extra` for
     /// `count * extra_bytes()`.
-    #[inline(always)]
-    pub(crate) unsafe fn transpose(&self, row: &[*const u8; TILE_ROWS], count: usize, words: *mut u8, extra: *mut u8) {
+    #[inline]
+    pub(crate) unsafe fn transpose(
+        &self,
+        row: &[*const u8; TILE_ROWS],
+        count: usize,
+        words: *mut u8,
+        extra: *mut u8,
+    ) {
         for block in 0..count {
             let words = words.add(block * self.word_bytes());
             for (r, row) in row.iter().enumerate() {

@@ -7,10 +7,11 @@
 use muser_backend::arith::Segments;
 use muser_gguf::GgmlType;
 
+use super::Kernels;
 use super::layout::{BlockShape, TILE_ROWS};
 use super::math::{tanh, tree_sum};
-use super::tile::{PanelBlock, small_blocks, super_block};
-use super::unpack::{Class, Tile, unpack_small, unpack_super};
+use super::tile::PanelBlock;
+use super::unpack::{Class, Tile};
 use crate::simd::Simd;
 
 /// Activation rows that share one pass over a tile.
@@ -40,10 +41,20 @@ pub(crate) struct MatrixView {
     pub(crate) storage: Storage,
 }
 
+// SAFETY: weights are only read.
+unsafe impl Send for MatrixView {}
+// SAFETY: as above.
+unsafe impl Sync for MatrixView {}
+
 impl MatrixView {
     /// Number of row tiles.
     pub(crate) fn tiles(&self) -> usize {
         self.rows.div_ceil(TILE_ROWS)
+    }
+
+    /// Bytes from one repacked tile row to the next: whole cache lines.
+    pub(crate) fn tile_stride(&self, shape: BlockShape) -> usize {
+        shape.tile_bytes(self.cols / shape.len).next_multiple_of(64)
     }
 }
 
@@ -115,10 +126,15 @@ impl Scratch {
 ///
 /// # Safety
 /// Pointers of `p` are valid for the shapes stated there, nobody else writes these columns of `out`.
-#[inline(always)]
-pub(crate) unsafe fn product_run<S: Simd>(p: &Product, first: usize, count: usize, scratch: &mut Scratch) {
+pub(crate) unsafe fn product_run(
+    kernels: &Kernels,
+    p: &Product,
+    first: usize,
+    count: usize,
+    scratch: &mut Scratch,
+) {
     let Some(class) = Class::of(p.matrix.ty) else {
-        return float_run::<S>(p, first, count);
+        return (kernels.float_run)(p, first, count);
     };
     let Some(shape) = BlockShape::of(p.matrix.ty) else { return };
     let (n, k) = (p.input.rows, p.input.k);
@@ -128,12 +144,12 @@ pub(crate) unsafe fn product_run<S: Simd>(p: &Product, first: usize, count: usiz
         scratch.acc[..values].fill(0.0);
         for block in segments.range(segment) {
             for tile in 0..count {
-                fetch::<S>(&p.matrix, class, shape, first + tile, block, scratch);
+                fetch(kernels, &p.matrix, class, shape, first + tile, block, scratch);
                 let acc = scratch.acc.as_mut_ptr().add(tile * n * TILE_ROWS);
                 let inputs = (k - block * 256).min(256);
                 for row in (0..n).step_by(PANEL) {
                     let acc = acc.add(row * TILE_ROWS);
-                    panel::<S>(class, &scratch.tile, &p.input, row, block, inputs, acc);
+                    panel(kernels, class, &scratch.tile, &p.input, row, block, inputs, acc);
                 }
             }
         }
@@ -149,14 +165,14 @@ pub(crate) unsafe fn product_run<S: Simd>(p: &Product, first: usize, count: usiz
     for tile in 0..count {
         for row in 0..n {
             let lanes = scratch.total.as_mut_ptr().add((tile * n + row) * TILE_ROWS);
-            finish::<S>(p, first + tile, row, lanes);
+            (kernels.finish)(p, first + tile, row, lanes);
         }
     }
 }
 
 /// Unpacks 256 inputs of one row tile into `scratch.tile`.
-#[inline(always)]
-unsafe fn fetch<S: Simd>(
+unsafe fn fetch(
+    kernels: &Kernels,
     m: &MatrixView,
     class: Class,
     shape: BlockShape,
@@ -171,9 +187,8 @@ unsafe fn fetch<S: Simd>(
     let (words, extra) = match m.storage {
         Storage::Repacked(base) => {
             let blocks = m.cols / shape.len;
-            let base = base.add(tile * shape.tile_bytes(blocks));
+            let base = base.add(tile * m.tile_stride(shape));
             let words = base.add(block * per * shape.word_bytes());
-            S::prefetch(words.add(8192));
             (words, base.add(blocks * shape.word_bytes() + block * per * shape.extra_bytes()))
         }
         Storage::Native(base) => {
@@ -189,16 +204,13 @@ unsafe fn fetch<S: Simd>(
             (words.cast_const(), extra.cast_const())
         }
     };
-    if class.is_super() {
-        unpack_super::<S>(m.ty, words, extra, &mut scratch.tile);
-    } else {
-        unpack_small::<S>(m.ty, words, extra, inputs, &mut scratch.tile);
-    }
+    let unpack = if class.is_super() { kernels.unpack_super } else { kernels.unpack_small };
+    unpack(m.ty, words, extra, inputs, &mut scratch.tile);
 }
 
 /// Multiplies the tile with the panel that begins at `row`.
-#[inline(always)]
-unsafe fn panel<S: Simd>(
+unsafe fn panel(
+    kernels: &Kernels,
     class: Class,
     tile: &Tile,
     input: &Input,
@@ -208,69 +220,42 @@ unsafe fn panel<S: Simd>(
     acc: *mut f32,
 ) {
     let width = (input.rows - row).min(PANEL);
-    macro_rules! by_width {
-        ($f:ident, [$($const:expr),*], ($($arg:expr),*)) => {
-            match width {
-                1 => $f::<S, 1, $($const),*>($($arg),*),
-                2 => $f::<S, 2, $($const),*>($($arg),*),
-                3 => $f::<S, 3, $($const),*>($($arg),*),
-                4 => $f::<S, 4, $($const),*>($($arg),*),
-                5 => $f::<S, 5, $($const),*>($($arg),*),
-                6 => $f::<S, 6, $($const),*>($($arg),*),
-                7 => $f::<S, 7, $($const),*>($($arg),*),
-                _ => $f::<S, 8, $($const),*>($($arg),*),
-            }
-        };
-    }
     let k = input.k;
-    if class.is_super() {
+    let x = if class.is_super() {
         let s = &input.super_blocks;
-        let group = match class {
-            Class::Mins { group } | Class::Offset { group, .. } => group,
-            _ => 32,
-        };
-        let sums = s.sums.add(row * (k / 256) * 12 + block * 12 * width + if group == 16 { 0 } else { 8 * width });
-        let x = PanelBlock {
-            q: s.q.add(row * k + block * 256 * width),
-            d: s.d.add(row * (k / 256) + block * width),
-            sums,
-        };
-        match class {
-            Class::Mins { group: 16 } => by_width!(super_block, [16, true, false], (tile, 0, x, acc, TILE_ROWS)),
-            Class::Mins { .. } => by_width!(super_block, [32, true, false], (tile, 0, x, acc, TILE_ROWS)),
-            Class::Offset { group: 16, offset, .. } => {
-                by_width!(super_block, [16, false, false], (tile, offset, x, acc, TILE_ROWS));
+        let pairs_of_16 = matches!(class, Class::Mins { group: 16 } | Class::Offset { group: 16, .. });
+        let sums =
+            s.sums.add(row * (k / 256) * 12 + block * 12 * width + if pairs_of_16 { 0 } else { 8 * width });
+        let d = s.d.add(row * (k / 256) + block * width);
+        PanelBlock { q: s.q.add(row * k + block * 256 * width), d, sums, width }
+    } else {
+        let s = &input.small_blocks;
+        let sums = s.sums.add(row * (k / 32) * 3);
+        let of_16 = matches!(class, Class::Small { group: 16, .. });
+        let at = if of_16 { (k / 32 + block * 16) * width } else { block * 8 * width };
+        let d = s.d.add(row * (k / 32) + block * 8 * width);
+        PanelBlock { q: s.q.add(row * k + block * 256 * width), d, sums: sums.add(at), width }
+    };
+    let ladder = &kernels.panels[class.variant()];
+    let (mut t, mut step) = (0, PANEL.trailing_zeros() as usize);
+    while t < width {
+        match ladder[step] {
+            Some(kernel) if t + (1 << step) <= width => {
+                let x = PanelBlock { q: x.q.add(4 * t), d: x.d.add(t), sums: x.sums.add(t), width };
+                kernel(tile, class.offset(), inputs, x, acc.add(t * TILE_ROWS));
+                t += 1 << step;
             }
-            Class::Offset { offset, .. } => {
-                by_width!(super_block, [32, false, true], (tile, offset, x, acc, TILE_ROWS));
-            }
-            _ => {}
+            _ => step -= 1,
         }
-        return;
-    }
-    let s = &input.small_blocks;
-    let sums = s.sums.add(row * (k / 32) * 3);
-    let q = s.q.add(row * k + block * 256 * width);
-    let d = s.d.add(row * (k / 32) + block * 8 * width);
-    let x = PanelBlock { q, d, sums: sums.add(block * 8 * width) };
-    match class {
-        Class::Small { group: 16, offset, .. } => {
-            let x = PanelBlock { q, d, sums: sums.add((k / 32 + block * 16) * width) };
-            by_width!(small_blocks, [16, false, false], (tile, offset, inputs, x, acc, TILE_ROWS));
-        }
-        Class::Small { offset, wide: false, .. } => {
-            by_width!(small_blocks, [32, false, false], (tile, offset, inputs, x, acc, TILE_ROWS));
-        }
-        Class::Small { offset, .. } => {
-            by_width!(small_blocks, [32, false, true], (tile, offset, inputs, x, acc, TILE_ROWS));
-        }
-        _ => by_width!(small_blocks, [32, true, false], (tile, 0, inputs, x, acc, TILE_ROWS)),
     }
 }
 
 /// Writes 16 finished values of one row.
+///
+/// # Safety
+/// As [`product_run`]; `lanes` is valid for 16 values.
 #[inline(always)]
-unsafe fn finish<S: Simd>(p: &Product, tile: usize, row: usize, lanes: *mut f32) {
+pub(crate) unsafe fn finish<S: Simd>(p: &Product, tile: usize, row: usize, lanes: *mut f32) {
     let scale = p.matrix.scale;
     for lane in (0..TILE_ROWS).step_by(S::N) {
         let at = lanes.add(lane);
@@ -292,8 +277,11 @@ unsafe fn finish<S: Simd>(p: &Product, tile: usize, row: usize, lanes: *mut f32)
 }
 
 /// Float weights: 16 partial sums by `k % 16`, then a tree.
+///
+/// # Safety
+/// As [`product_run`].
 #[inline(always)]
-unsafe fn float_run<S: Simd>(p: &Product, first: usize, count: usize) {
+pub(crate) unsafe fn float_run<S: Simd>(p: &Product, first: usize, count: usize) {
     let Storage::Native(base) = p.matrix.storage else { return };
     let k = p.input.k;
     for tile in first..first + count {
@@ -344,7 +332,7 @@ unsafe fn float_dots<S: Simd, const BYTES: usize, const BF16: bool>(
             }
         }
     }
-    if k % 16 != 0 {
+    if !k.is_multiple_of(16) {
         // The last few values, padded with zeros.
         let (at, rest) = (k / 16 * 16, k % 16);
         let mut xs = [0.0f32; 16];

@@ -6,6 +6,12 @@
     unsafe_op_in_unsafe_fn,
     reason = "a kernel is unsafe as a whole: it follows raw pointers whose shapes its arguments state"
 )]
+#![allow(
+    clippy::needless_range_loop,
+    clippy::too_many_arguments,
+    clippy::cast_ptr_alignment,
+    reason = "kernels index registers and lanes by formula, and all loads are unaligned ones"
+)]
 
 pub(crate) mod attention;
 pub(crate) mod layout;
@@ -18,17 +24,30 @@ pub(crate) mod unpack;
 
 use std::ops::Range;
 
+use muser_gguf::GgmlType;
 use muser_kv::BlockId;
 
+use self::tile::PanelBlock;
 use crate::isa::Isa;
 use attention::KvView;
 use matmul::Product;
 use rows::QuantTarget;
+use unpack::Tile;
+
+/// Tile, offset of its codes, inputs, activations, accumulators.
+pub(crate) type PanelKernel = unsafe fn(&Tile, i32, usize, PanelBlock, *mut f32);
+/// Type, words, extra scales, inputs, target.
+pub(crate) type UnpackKernel = unsafe fn(GgmlType, *const u8, *const u8, usize, &mut Tile);
 
 /// Compiled kernels of one instruction set; each is described at the generic function of its name.
 #[derive(Clone, Copy)]
 pub(crate) struct Kernels {
-    pub(crate) product_run: unsafe fn(&Product, usize, usize, &mut matmul::Scratch),
+    /// By variant of the type's class, then by the binary logarithm of the number of rows.
+    pub(crate) panels: [[Option<PanelKernel>; 4]; 8],
+    pub(crate) unpack_super: UnpackKernel,
+    pub(crate) unpack_small: UnpackKernel,
+    pub(crate) float_run: unsafe fn(&Product, usize, usize),
+    pub(crate) finish: unsafe fn(&Product, usize, usize, *mut f32),
     pub(crate) rms_norm: unsafe fn(*const f32, *const f32, f32, *mut f32, usize),
     pub(crate) add_post_norm: unsafe fn(*mut f32, *const f32, *const f32, f32, usize),
     pub(crate) quantize: unsafe fn(*const f32, usize, usize, usize, &QuantTarget),
@@ -36,20 +55,74 @@ pub(crate) struct Kernels {
     pub(crate) gate: unsafe fn(*mut f32, *const f32, usize),
     pub(crate) silu_mul: unsafe fn(*const f32, *mut f32, usize),
     pub(crate) attend: unsafe fn(&attention::Tile<'_>, *mut f32, usize, &mut attention::Scratch),
-    pub(crate) attend_blocks: unsafe fn(&attention::Tile<'_>, Range<usize>, *mut f32, &mut attention::Scratch),
+    pub(crate) attend_blocks:
+        unsafe fn(&attention::Tile<'_>, Range<usize>, *mut f32, &mut attention::Scratch),
     pub(crate) combine_blocks: unsafe fn(*const f32, usize, usize, *mut f32, usize, &mut attention::Scratch),
     pub(crate) store_kv: unsafe fn(&KvView, BlockId, usize, *const f32, *const f32),
     pub(crate) read_pass: unsafe fn(*const u8, usize) -> u64,
 }
 
+/// How many rows at a time a set's registers have room for: 8, 4, 2 or 1.
+macro_rules! ladder {
+    (8, $f:ident, $($c:tt),*) => {
+        [Some($f::<1, $($c),*>), Some($f::<2, $($c),*>), Some($f::<4, $($c),*>), Some($f::<8, $($c),*>)]
+    };
+    (4, $f:ident, $($c:tt),*) => { [Some($f::<1, $($c),*>), None, Some($f::<4, $($c),*>), None] };
+    (1, $f:ident, $($c:tt),*) => { [Some($f::<1, $($c),*>), None, None, None] };
+}
+
 macro_rules! compile {
-    ($set:ident, $simd:ty, $(#[$attr:meta])*) => {
+    ($set:ident, $simd:ty, $rows:tt, $(#[$attr:meta])*) => {
         mod $set {
             use super::*;
 
             $(#[$attr])*
-            unsafe fn product_run(p: &Product, first: usize, count: usize, scratch: &mut matmul::Scratch) {
-                matmul::product_run::<$simd>(p, first, count, scratch);
+            unsafe fn super_panel<const T: usize, const GROUP: usize, const MINS: bool, const WIDE: bool>(
+                tile: &Tile,
+                offset: i32,
+                _inputs: usize,
+                x: PanelBlock,
+                acc: *mut f32,
+            ) {
+                tile::super_block::<$simd, T, GROUP, MINS, WIDE>(tile, offset, x, acc);
+            }
+            $(#[$attr])*
+            unsafe fn small_panel<const T: usize, const GROUP: usize, const MINS: bool, const WIDE: bool>(
+                tile: &Tile,
+                offset: i32,
+                inputs: usize,
+                x: PanelBlock,
+                acc: *mut f32,
+            ) {
+                tile::small_blocks::<$simd, T, GROUP, MINS, WIDE>(tile, offset, inputs, x, acc);
+            }
+            $(#[$attr])*
+            unsafe fn unpack_super(
+                ty: GgmlType,
+                words: *const u8,
+                extra: *const u8,
+                inputs: usize,
+                tile: &mut Tile,
+            ) {
+                unpack::unpack_super::<$simd>(ty, words, extra, inputs, tile);
+            }
+            $(#[$attr])*
+            unsafe fn unpack_small(
+                ty: GgmlType,
+                words: *const u8,
+                extra: *const u8,
+                inputs: usize,
+                tile: &mut Tile,
+            ) {
+                unpack::unpack_small::<$simd>(ty, words, extra, inputs, tile);
+            }
+            $(#[$attr])*
+            unsafe fn float_run(p: &Product, first: usize, count: usize) {
+                matmul::float_run::<$simd>(p, first, count);
+            }
+            $(#[$attr])*
+            unsafe fn finish(p: &Product, tile: usize, row: usize, lanes: *mut f32) {
+                matmul::finish::<$simd>(p, tile, row, lanes);
             }
             $(#[$attr])*
             unsafe fn rms_norm(x: *const f32, weight: *const f32, eps: f32, out: *mut f32, len: usize) {
@@ -114,7 +187,20 @@ macro_rules! compile {
             }
 
             pub(super) static TABLE: Kernels = Kernels {
-                product_run,
+                panels: [
+                    ladder!($rows, super_panel, 16, true, false),
+                    ladder!($rows, super_panel, 32, true, false),
+                    ladder!($rows, super_panel, 16, false, false),
+                    ladder!($rows, super_panel, 32, false, true),
+                    ladder!($rows, small_panel, 16, false, false),
+                    ladder!($rows, small_panel, 32, false, false),
+                    ladder!($rows, small_panel, 32, false, true),
+                    ladder!($rows, small_panel, 32, true, false),
+                ],
+                unpack_super,
+                unpack_small,
+                float_run,
+                finish,
                 rms_norm,
                 add_post_norm,
                 quantize,
@@ -131,19 +217,20 @@ macro_rules! compile {
     };
 }
 
-compile!(scalar, crate::simd::scalar::Scalar,);
+compile!(scalar, crate::simd::scalar::Scalar, 1,);
 #[cfg(target_arch = "x86_64")]
-compile!(avx2, crate::simd::avx2::Avx2, #[target_feature(enable = "avx2,fma,f16c,bmi2")]);
+compile!(avx2, crate::simd::avx2::Avx2, 4, #[target_feature(enable = "avx2,fma,f16c,bmi2")]);
 #[cfg(target_arch = "x86_64")]
-compile!(avx_vnni, crate::simd::avx2::AvxVnni, #[target_feature(enable = "avx2,fma,f16c,bmi2,avxvnni")]);
+compile!(avx_vnni, crate::simd::avx2::AvxVnni, 4, #[target_feature(enable = "avx2,fma,f16c,bmi2,avxvnni")]);
 #[cfg(target_arch = "x86_64")]
 compile!(
     avx512,
     crate::simd::avx512::Avx512,
+    8,
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c,bmi2")]
 );
 #[cfg(target_arch = "aarch64")]
-compile!(neon, crate::simd::neon::Neon, #[target_feature(enable = "neon,dotprod")]);
+compile!(neon, crate::simd::neon::Neon, 4, #[target_feature(enable = "neon,dotprod")]);
 
 impl Kernels {
     /// The table of an instruction set that [`Isa::is_supported`].

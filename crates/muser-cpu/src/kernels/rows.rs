@@ -54,7 +54,13 @@ unsafe fn inverse_rms<S: Simd>(x: *const f32, len: usize, eps: f32) -> f32 {
 /// # Safety
 /// All are valid for `len` values.
 #[inline(always)]
-pub(crate) unsafe fn rms_norm<S: Simd>(x: *const f32, weight: *const f32, eps: f32, out: *mut f32, len: usize) {
+pub(crate) unsafe fn rms_norm<S: Simd>(
+    x: *const f32,
+    weight: *const f32,
+    eps: f32,
+    out: *mut f32,
+    len: usize,
+) {
     let r = inverse_rms::<S>(x, len, eps);
     let rv = S::f_splat(r);
     let whole = len / S::N * S::N;
@@ -76,7 +82,13 @@ pub(crate) unsafe fn rms_norm<S: Simd>(x: *const f32, weight: *const f32, eps: f
 /// # Safety
 /// All are valid for `len` values.
 #[inline(always)]
-pub(crate) unsafe fn add_post_norm<S: Simd>(h: *mut f32, o: *const f32, weight: *const f32, eps: f32, len: usize) {
+pub(crate) unsafe fn add_post_norm<S: Simd>(
+    h: *mut f32,
+    o: *const f32,
+    weight: *const f32,
+    eps: f32,
+    len: usize,
+) {
     let r = inverse_rms::<S>(o, len, eps);
     let rv = S::f_splat(r);
     let whole = len / S::N * S::N;
@@ -94,7 +106,13 @@ pub(crate) unsafe fn add_post_norm<S: Simd>(h: *mut f32, o: *const f32, weight: 
 /// # Safety
 /// `x` is valid for `k` values, the panels for all rows; nobody else writes this part of them.
 #[inline(always)]
-pub(crate) unsafe fn quantize<S: Simd>(x: *const f32, row: usize, from: usize, to: usize, target: &QuantTarget) {
+pub(crate) unsafe fn quantize<S: Simd>(
+    x: *const f32,
+    row: usize,
+    from: usize,
+    to: usize,
+    target: &QuantTarget,
+) {
     let width = (target.rows - row / PANEL * PANEL).min(PANEL);
     let (panel_row, t) = (row / PANEL * PANEL, row % PANEL);
     let k = target.k;
@@ -107,7 +125,8 @@ pub(crate) unsafe fn quantize<S: Simd>(x: *const f32, row: usize, from: usize, t
             *p.d.add(panel_row * (k / 256) + block * width + t) = d;
             store_codes(&codes[..len], p.q.add(panel_row * k + at * width), width, t);
             let sums = p.sums.add(panel_row * (k / 256) * 12 + block * 12 * width + t);
-            let s16: [i32; 16] = std::array::from_fn(|g| codes[16 * g..16 * g + 16].iter().map(|&q| i32::from(q)).sum());
+            let s16: [i32; 16] =
+                std::array::from_fn(|g| codes[16 * g..16 * g + 16].iter().map(|&q| i32::from(q)).sum());
             let s32: [i32; 8] = std::array::from_fn(|g| s16[2 * g] + s16[2 * g + 1]);
             let pair = |s: &[i32], p: usize| {
                 let first = p / 2 * 4 + p % 2;
@@ -156,7 +175,7 @@ unsafe fn store_codes(codes: &[i8], to: *mut u8, width: usize, t: usize) {
 #[inline(always)]
 unsafe fn quantize_block<S: Simd>(x: *const f32, codes: &mut [i8]) -> f32 {
     let len = codes.len();
-    if len % 16 != 0 {
+    if !len.is_multiple_of(16) {
         return arith::quantize_block(std::slice::from_raw_parts(x, len), codes);
     }
     // Magnitudes of floats order like their bits; infinities and NaNs come out on top.

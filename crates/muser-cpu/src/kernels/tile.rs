@@ -9,31 +9,39 @@
 //! Per 256 inputs and activation row on AVX-512 VNNI: 64 dot instructions for 4,096 products, 8 (or 16) multiplies by
 //! integer scales, 4 (or 8) dots with the group sums of `x`, one conversion and one or two `fma`.
 
+use super::layout::TILE_ROWS;
 use super::unpack::Tile;
 use crate::simd::Simd;
 
-/// One block's worth of a panel: `T` rows, 256 inputs.
+/// One block's worth of a panel from some row on: 256 inputs.
 #[derive(Clone, Copy)]
-pub(super) struct PanelBlock {
-    /// int8 codes, `[64][T]` words.
-    pub(super) q: *const u8,
-    /// Scales: `[T]` (super-block types) or `[8][T]`.
-    pub(super) d: *const f32,
-    /// Group sums: pairs `[8 or 4][T]` for super-block types, i32 `[16 or 8][T]` else.
-    pub(super) sums: *const i32,
+pub(crate) struct PanelBlock {
+    /// int8 codes, `[64][width]` words.
+    pub(crate) q: *const u8,
+    /// Scales: `[width]` (super-block types) or `[8][width]`.
+    pub(crate) d: *const f32,
+    /// Group sums: pairs `[8 or 4][width]` for super-block types, i32 `[16 or 8][width]` else.
+    pub(crate) sums: *const i32,
+    /// Rows of the panel; a kernel works on `T` of them.
+    pub(crate) width: usize,
 }
 
-/// Super-block types: adds one block to `acc[t][16]` (rows `t * acc_stride`).
+/// Super-block types: adds one block to `acc[t][16]`.
 ///
 /// # Safety
-/// `acc` is writable for `(T - 1) * acc_stride + 16` values, the panel block is complete.
+/// `acc` is writable for `16 T` values, the panel block is complete.
 #[inline(always)]
-pub(super) unsafe fn super_block<S: Simd, const T: usize, const GROUP: usize, const MINS: bool, const WIDE: bool>(
+pub(super) unsafe fn super_block<
+    S: Simd,
+    const T: usize,
+    const GROUP: usize,
+    const MINS: bool,
+    const WIDE: bool,
+>(
     tile: &Tile,
     offset: i32,
     x: PanelBlock,
     acc: *mut f32,
-    acc_stride: usize,
 ) {
     let groups = 256 / GROUP;
     let words = GROUP / 4;
@@ -46,7 +54,7 @@ pub(super) unsafe fn super_block<S: Simd, const T: usize, const GROUP: usize, co
                 let at = g * words + j;
                 let w = S::i_load(codes.add(at * 64));
                 for (t, dot) in dot.iter_mut().enumerate() {
-                    let xq = S::i_splat(x.q.add((at * T + t) * 4).cast::<i32>().read_unaligned());
+                    let xq = S::i_splat(x.q.add((at * x.width + t) * 4).cast::<i32>().read_unaligned());
                     *dot = if WIDE { S::dp4_wide(*dot, w, xq) } else { S::dp4(*dot, w, xq) };
                 }
             }
@@ -59,13 +67,13 @@ pub(super) unsafe fn super_block<S: Simd, const T: usize, const GROUP: usize, co
         for p in 0..groups / 2 {
             let pair = S::i_load(tile.pairs.as_ptr().add(p * 16 + lane).cast());
             for (t, psum) in psum.iter_mut().enumerate() {
-                *psum = S::dp2(*psum, pair, S::i_splat(*x.sums.add(p * T + t)));
+                *psum = S::dp2(*psum, pair, S::i_splat(*x.sums.add(p * x.width + t)));
             }
         }
         let d = S::f_load(tile.d.as_ptr().add(lane));
         let m = S::f_load(tile.m.as_ptr().add(lane));
         for t in 0..T {
-            let at = acc.add(t * acc_stride + lane);
+            let at = acc.add(t * TILE_ROWS + lane);
             let dx = S::f_splat(*x.d.add(t));
             let sum = if MINS { isum[t] } else { S::i_sub(isum[t], S::i_mul(psum[t], S::i_splat(offset))) };
             let mut a = S::f_fma(S::f_from_i(sum), S::f_mul(d, dx), S::f_load(at));
@@ -82,49 +90,54 @@ pub(super) unsafe fn super_block<S: Simd, const T: usize, const GROUP: usize, co
 /// # Safety
 /// As [`super_block`].
 #[inline(always)]
-pub(super) unsafe fn small_blocks<S: Simd, const T: usize, const GROUP: usize, const MINS: bool, const WIDE: bool>(
+pub(super) unsafe fn small_blocks<
+    S: Simd,
+    const T: usize,
+    const GROUP: usize,
+    const MINS: bool,
+    const WIDE: bool,
+>(
     tile: &Tile,
     offset: i32,
     inputs: usize,
     x: PanelBlock,
     acc: *mut f32,
-    acc_stride: usize,
 ) {
     let words = GROUP / 4;
     for lane in (0..16).step_by(S::N) {
         let mut a = [S::f_splat(0.0); T];
         for (t, a) in a.iter_mut().enumerate() {
-            *a = S::f_load(acc.add(t * acc_stride + lane));
+            *a = S::f_load(acc.add(t * TILE_ROWS + lane));
         }
         let codes = tile.codes.as_ptr().add(lane * 4);
         for g in 0..inputs / GROUP {
             let mut dot = [S::i_splat(0); T];
             if !MINS {
                 for (t, dot) in dot.iter_mut().enumerate() {
-                    *dot = S::i_splat((*x.sums.add(g * T + t)).wrapping_mul(-offset));
+                    *dot = S::i_splat((*x.sums.add(g * x.width + t)).wrapping_mul(-offset));
                 }
             }
             for j in 0..words {
                 let at = g * words + j;
                 let w = S::i_load(codes.add(at * 64));
                 for (t, dot) in dot.iter_mut().enumerate() {
-                    let xq = S::i_splat(x.q.add((at * T + t) * 4).cast::<i32>().read_unaligned());
+                    let xq = S::i_splat(x.q.add((at * x.width + t) * 4).cast::<i32>().read_unaligned());
                     *dot = if WIDE { S::dp4_wide(*dot, w, xq) } else { S::dp4(*dot, w, xq) };
                 }
             }
             let d = S::f_load(tile.d.as_ptr().add(g * 16 + lane));
             for t in 0..T {
-                let dx = S::f_splat(*x.d.add(g * GROUP / 32 * T + t));
+                let dx = S::f_splat(*x.d.add(g * GROUP / 32 * x.width + t));
                 a[t] = S::f_fma(S::f_from_i(dot[t]), S::f_mul(d, dx), a[t]);
                 if MINS {
                     let m = S::f_load(tile.m.as_ptr().add(g * 16 + lane));
-                    let sum = S::f_splat(*x.sums.add(g * T + t) as f32);
+                    let sum = S::f_splat(*x.sums.add(g * x.width + t) as f32);
                     a[t] = S::f_fma(sum, S::f_mul(m, dx), a[t]);
                 }
             }
         }
         for (t, a) in a.iter().enumerate() {
-            S::f_store(acc.add(t * acc_stride + lane), *a);
+            S::f_store(acc.add(t * TILE_ROWS + lane), *a);
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::simd::Simd;
 
 /// 16 rows x 256 inputs, unpacked. Stays in the first-level cache.
 #[repr(C, align(64))]
-pub(super) struct Tile {
+pub(crate) struct Tile {
     /// Unsigned codes.
     pub(super) codes: [u8; 4096],
     /// Integer scale of group `g`, row `r` at `16 g + r` (super-block types).
@@ -60,6 +60,28 @@ impl Class {
             GgmlType::Q4_1 | GgmlType::Q5_1 => Self::SmallMins,
             _ => return None,
         })
+    }
+
+    /// Number of the kernel variant in `Kernels::panels`.
+    pub(crate) fn variant(self) -> usize {
+        match self {
+            Self::Mins { group: 16 } => 0,
+            Self::Mins { .. } => 1,
+            Self::Offset { group: 16, .. } => 2,
+            Self::Offset { .. } => 3,
+            Self::Small { group: 16, .. } => 4,
+            Self::Small { wide: false, .. } => 5,
+            Self::Small { .. } => 6,
+            Self::SmallMins => 7,
+        }
+    }
+
+    /// What is subtracted from codes.
+    pub(crate) fn offset(self) -> i32 {
+        match self {
+            Self::Offset { offset, .. } | Self::Small { offset, .. } => offset,
+            _ => 0,
+        }
     }
 
     /// Does the type use one activation scale per 256 values (else per 32)?
@@ -204,7 +226,13 @@ unsafe fn put_d_half<S: Simd>(tile: &mut Tile, at: usize, lane: usize, extra: *c
 /// # Safety
 /// `words` and `extra` hold one transposed block of `ty`.
 #[inline(always)]
-pub(super) unsafe fn unpack_super<S: Simd>(ty: GgmlType, words: *const u8, extra: *const u8, tile: &mut Tile) {
+pub(super) unsafe fn unpack_super<S: Simd>(
+    ty: GgmlType,
+    words: *const u8,
+    extra: *const u8,
+    _inputs: usize,
+    tile: &mut Tile,
+) {
     for lane in (0..16).step_by(S::N) {
         let w = Words::<S> { words, lane, simd: std::marker::PhantomData };
         match ty {
@@ -234,8 +262,18 @@ pub(super) unsafe fn unpack_super<S: Simd>(ty: GgmlType, words: *const u8, extra
                             2 => (high, S::i_shr::<1>(high)),
                             _ => (S::i_shr::<2>(high), S::i_shr::<3>(high)),
                         };
-                        put::<S>(tile, 16 * c + j, lane, S::i_or(low_nibbles::<S>(v), S::i_and(low_bit, bit)));
-                        put::<S>(tile, 16 * c + 8 + j, lane, S::i_or(high_nibbles::<S>(v), S::i_and(high_bit, bit)));
+                        put::<S>(
+                            tile,
+                            16 * c + j,
+                            lane,
+                            S::i_or(low_nibbles::<S>(v), S::i_and(low_bit, bit)),
+                        );
+                        put::<S>(
+                            tile,
+                            16 * c + 8 + j,
+                            lane,
+                            S::i_or(high_nibbles::<S>(v), S::i_and(high_bit, bit)),
+                        );
                     }
                 }
             }
@@ -278,7 +316,12 @@ pub(super) unsafe fn unpack_super<S: Simd>(ty: GgmlType, words: *const u8, extra
                     for j in 0..8 {
                         let v = w.get(4 + 8 * n + j);
                         for s in 0..4 {
-                            put::<S>(tile, 32 * n + 8 * s + j, lane, S::i_and(shift_right::<S>(v, 2 * s), two));
+                            put::<S>(
+                                tile,
+                                32 * n + 8 * s + j,
+                                lane,
+                                S::i_and(shift_right::<S>(v, 2 * s), two),
+                            );
                         }
                     }
                 }
@@ -317,7 +360,8 @@ pub(super) unsafe fn unpack_super<S: Simd>(ty: GgmlType, words: *const u8, extra
                             } else {
                                 shift_right::<S>(mask, i - 2)
                             };
-                            let code = S::i_or(S::i_and(shift_right::<S>(v, 2 * s), two), S::i_and(high, bit));
+                            let code =
+                                S::i_or(S::i_and(shift_right::<S>(v, 2 * s), two), S::i_and(high, bit));
                             put::<S>(tile, 32 * n + 8 * s + j, lane, code);
                         }
                     }
@@ -411,7 +455,10 @@ pub(super) unsafe fn unpack_small<S: Simd>(
                         let e = u32::from(*extra.add(block * 16 + lane + i));
                         *bits = if e < 2 { 0x0020_0000 << e } else { (e - 1) << 23 } as i32;
                     }
-                    S::i_store(tile.d.as_mut_ptr().add(block * 16 + lane).cast(), S::i_load(bits.as_ptr().cast()));
+                    S::i_store(
+                        tile.d.as_mut_ptr().add(block * 16 + lane).cast(),
+                        S::i_load(bits.as_ptr().cast()),
+                    );
                     lookup_block::<S>(&at(4), &FP4_CODES, block, tile);
                 }
                 GgmlType::Q4_1 => {

@@ -78,7 +78,8 @@ macro_rules! eight_lanes {
             #[inline(always)]
             unsafe fn f_from_half(a: I) -> F {
                 let low = _mm256_and_si256(a, _mm256_set1_epi32(0xffff));
-                let packed = _mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256::<1>(low));
+                let packed =
+                    _mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256::<1>(low));
                 _mm256_cvtph_ps(packed)
             }
             #[inline(always)]
@@ -162,7 +163,10 @@ macro_rules! eight_lanes {
             }
             #[inline(always)]
             unsafe fn i_lookup(table: &[u8; 16], index: I) -> I {
-                _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())), index)
+                _mm256_shuffle_epi8(
+                    _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())),
+                    index,
+                )
             }
             #[inline(always)]
             unsafe fn dp4(acc: I, w: I, x: I) -> I {

@@ -84,7 +84,7 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn i_sra<const K: u32>(a: Self::I) -> Self::I;
     /// Every byte of `index` (0..16) replaced by that entry of `table`.
     unsafe fn i_lookup(table: &[u8; 16], index: Self::I) -> Self::I;
-    /// `acc + sum of 4 products` per lane: bytes of `w` are unsigned and at most 128, bytes of `x` are in -127..=127.
+    /// `acc + sum of 4 products` per lane: bytes of `w` are unsigned and at most 127, bytes of `x` are in -127..=127.
     unsafe fn dp4(acc: Self::I, w: Self::I, x: Self::I) -> Self::I;
     /// As [`Simd::dp4`] with any unsigned `w`.
     unsafe fn dp4_wide(acc: Self::I, w: Self::I, x: Self::I) -> Self::I;

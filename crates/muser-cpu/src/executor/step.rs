@@ -1,0 +1,409 @@
+//! One step, as every thread of the pool walks through it.
+//!
+//! Phases are separated by barriers; inside a phase the threads share out items that write to different places. The
+//! phases of a layer: products q k v gate | head norms, RoPE, KV | attention | gate, quantise | output product | add,
+//! norm, quantise | products gate up | silu, quantise | down product | add, norm, quantise.
+#![allow(unsafe_code, reason = "threads write disjoint parts of shared buffers")]
+
+use muser_backend::{RowInput, StepBatch};
+use muser_gguf::dequantize_row;
+use muser_model::Model;
+
+use super::RowPlace;
+use super::buffers::Pointers;
+use super::kv::KvStore;
+use super::plan::{AttentionTile, Plan};
+use crate::kernels::Kernels;
+use crate::kernels::attention::{self, STATE_HEAD};
+use crate::kernels::matmul::{self, Finish, Input, MatrixView, Product, RUN_TILES};
+use crate::pool::{Broken, Worker};
+use crate::weights::Weights;
+
+/// Values that a thread takes at a time where rows are cut (whole quantisation blocks).
+const ROW_CHUNK: usize = 1024;
+/// Rows that a thread takes at a time when K and V are stored: a cache line of transposed K.
+const STORE_ROWS: usize = 32;
+
+/// Working memory of one thread.
+pub(crate) struct ThreadScratch {
+    pub(crate) product: matmul::Scratch,
+    pub(crate) attention: attention::Scratch,
+}
+
+/// Everything that a step reads and writes.
+pub(crate) struct StepContext<'a> {
+    pub(crate) model: &'a Model,
+    pub(crate) weights: &'a Weights,
+    pub(crate) kernels: &'static Kernels,
+    pub(crate) batch: &'a StepBatch,
+    pub(crate) kv: &'a KvStore,
+    pub(crate) plan: &'a Plan,
+    pub(crate) buffers: Pointers,
+    pub(crate) rows: &'a [RowPlace],
+    pub(crate) inverse_frequencies: &'a [f64],
+    pub(crate) feature_layers: &'a [usize],
+    /// One entry per thread.
+    pub(crate) scratch: *mut ThreadScratch,
+    pub(crate) partial: *mut f32,
+    pub(crate) logits: *mut f32,
+    pub(crate) logit_rows: usize,
+    pub(crate) features: *mut f32,
+    pub(crate) hidden: *mut f32,
+}
+
+// SAFETY: the pointers are to buffers that outlive the step; phases write disjoint items between barriers.
+unsafe impl Sync for StepContext<'_> {}
+
+impl StepContext<'_> {
+    /// What each thread runs.
+    pub(crate) fn run(&self, worker: &Worker<'_>) -> Result<(), Broken> {
+        // SAFETY: every thread has an index of its own.
+        let scratch = unsafe { &mut *self.scratch.add(worker.index) };
+        let g = &self.model.geometry;
+        let n = self.rows.len();
+        let b = &self.buffers;
+        let (hidden, ffn, q_width) = (g.hidden, g.ffn, g.q_width());
+
+        worker.share(n, |row| self.embed(row));
+        worker.barrier()?;
+        for (index, layer) in self.weights.layers.iter().enumerate() {
+            let norms = &self.model.layers[index];
+            let input = b.input(hidden, n, b.a);
+            let products = [
+                (layer.attn_q, b.q, q_width),
+                (layer.attn_k, b.k, g.kv_width()),
+                (layer.attn_v, b.v, g.kv_width()),
+                (layer.attn_gate, b.gate, q_width),
+            ];
+            self.products(worker, input, &products, Finish::Plain, &mut scratch.product);
+            worker.barrier()?;
+
+            worker.share(g.kv_heads * n.div_ceil(STORE_ROWS), |item| self.store(index, item));
+            worker.barrier()?;
+
+            self.attention(worker, index, &mut scratch.attention)?;
+            worker.barrier()?;
+
+            let target = b.target(q_width, n);
+            let chunks = q_width.div_ceil(ROW_CHUNK);
+            worker.share(n * chunks, |item| {
+                let (row, from) = (item / chunks, item % chunks * ROW_CHUNK);
+                let to = (from + ROW_CHUNK).min(q_width);
+                // SAFETY: this part of this row belongs to this item.
+                unsafe {
+                    let o = b.o.add(row * q_width);
+                    (self.kernels.gate)(o.add(from), b.gate.add(row * q_width + from), to - from);
+                    (self.kernels.quantize)(o, row, from, to, &target);
+                }
+            });
+            worker.barrier()?;
+
+            let input = b.input(q_width, n, b.o);
+            let product = [(layer.attn_output, b.projected, hidden)];
+            self.products(worker, input, &product, Finish::Plain, &mut scratch.product);
+            worker.barrier()?;
+
+            worker.share(n, |row| {
+                // SAFETY: the row belongs to this item.
+                unsafe { self.add_projected(row, &norms.post_attention_norm) };
+                self.norm_input(row, &norms.ffn_norm);
+            });
+            worker.barrier()?;
+
+            let input = b.input(hidden, n, b.a);
+            let products = [(layer.ffn_gate, b.ffn_gate, ffn), (layer.ffn_up, b.ffn_up, ffn)];
+            self.products(worker, input, &products, Finish::Plain, &mut scratch.product);
+            worker.barrier()?;
+
+            let target = b.target(ffn, n);
+            let chunks = ffn.div_ceil(ROW_CHUNK);
+            worker.share(n * chunks, |item| {
+                let (row, from) = (item / chunks, item % chunks * ROW_CHUNK);
+                let to = (from + ROW_CHUNK).min(ffn);
+                // SAFETY: this part of this row belongs to this item.
+                unsafe {
+                    let up = b.ffn_up.add(row * ffn);
+                    (self.kernels.silu_mul)(b.ffn_gate.add(row * ffn + from), up.add(from), to - from);
+                    (self.kernels.quantize)(up, row, from, to, &target);
+                }
+            });
+            worker.barrier()?;
+
+            let input = b.input(ffn, n, b.ffn_up);
+            let product = [(layer.ffn_down, b.projected, hidden)];
+            self.products(worker, input, &product, Finish::Plain, &mut scratch.product);
+            worker.barrier()?;
+
+            worker.share(n, |row| {
+                // SAFETY: the row belongs to this item.
+                unsafe { self.add_projected(row, &norms.post_ffw_norm) };
+                if index + 1 < self.weights.layers.len() {
+                    self.enter_layer(row, index + 1);
+                } else {
+                    self.leave(row);
+                }
+            });
+            worker.barrier()?;
+        }
+        if self.logit_rows > 0 {
+            let input = b.input(hidden, self.logit_rows, b.a);
+            let finish = Finish::Logits { scale: g.logit_scale, cap: g.softcap };
+            let product = [(self.weights.output, self.logits, g.vocab)];
+            self.products(worker, input, &product, finish, &mut scratch.product);
+        }
+        Ok(())
+    }
+
+    /// Shares out the row tiles of products that read the same input.
+    fn products(
+        &self,
+        worker: &Worker<'_>,
+        input: Input,
+        products: &[(MatrixView, *mut f32, usize)],
+        finish: Finish,
+        scratch: &mut matmul::Scratch,
+    ) {
+        // With few rows a run is one tile after the other; with many, tiles share each block of the input.
+        let run = if input.rows > matmul::PANEL { RUN_TILES } else { 1 };
+        let tiles: usize = products.iter().map(|(m, ..)| m.tiles()).sum();
+        let chunk = if input.rows > matmul::PANEL {
+            RUN_TILES
+        } else {
+            // Long enough for the prefetchers, short enough that nobody waits long at the end.
+            (tiles / (worker.threads() * 8)).clamp(1, 16)
+        };
+        let chunks: usize = products.iter().map(|(m, ..)| m.tiles().div_ceil(chunk)).sum();
+        worker.share(chunks, |item| {
+            let (mut item, mut at) = (item, 0);
+            while item >= products[at].0.tiles().div_ceil(chunk) {
+                item -= products[at].0.tiles().div_ceil(chunk);
+                at += 1;
+            }
+            let (matrix, out, out_stride) = products[at];
+            let product = Product { matrix, input, out, out_stride, finish };
+            let end = ((item + 1) * chunk).min(matrix.tiles());
+            for first in (item * chunk..end).step_by(run) {
+                // SAFETY: the tiles are inside the matrix, their output columns belong to this item.
+                unsafe { matmul::product_run(self.kernels, &product, first, run.min(end - first), scratch) };
+            }
+        });
+    }
+
+    /// Bottom of the model: the row's embedding, normalised without a weight; its RoPE angles; input of layer 0.
+    fn embed(&self, row: usize) {
+        let g = &self.model.geometry;
+        let b = &self.buffers;
+        // SAFETY: the row belongs to this item.
+        let h = unsafe { std::slice::from_raw_parts_mut(b.h.add(row * g.hidden), g.hidden) };
+        match self.batch.rows()[row].input {
+            RowInput::Token(id) => {
+                let table = &self.model.token_embd;
+                if dequantize_row(table.ty, table.row(id as usize), h).is_err() {
+                    // Checked when the executor was made; NaN shows if it ever was not.
+                    h.fill(f32::NAN);
+                }
+            }
+            RowInput::Embedding(e) => {
+                h.copy_from_slice(&self.batch.embeddings()[e as usize * g.hidden..][..g.hidden]);
+            }
+        }
+        // SAFETY: `h` is this row; no weight.
+        unsafe { (self.kernels.rms_norm)(h.as_ptr(), std::ptr::null(), g.rms_eps, h.as_mut_ptr(), g.hidden) };
+        let pos = self.rows[row].position as f64;
+        let half = g.head_dim / 2;
+        // SAFETY: the row belongs to this item.
+        let rope = unsafe { std::slice::from_raw_parts_mut(b.rope.add(row * g.head_dim), g.head_dim) };
+        for (t, &frequency) in self.inverse_frequencies.iter().enumerate() {
+            let (sin, cos) = (pos * frequency).sin_cos();
+            rope[t] = cos as f32;
+            rope[half + t] = sin as f32;
+        }
+        self.enter_layer(row, 0);
+    }
+
+    /// Input of a layer: features if asked for, norm, quantised.
+    fn enter_layer(&self, row: usize, layer: usize) {
+        let g = &self.model.geometry;
+        if let (Some(at), Some(slot)) =
+            (self.rows[row].features, self.feature_layers.iter().position(|&l| l == layer))
+        {
+            let to = (at * self.feature_layers.len() + slot) * g.hidden;
+            // SAFETY: this row's place in the output, sized by the executor.
+            unsafe {
+                let from = self.buffers.h.add(row * g.hidden);
+                std::ptr::copy_nonoverlapping(from, self.features.add(to), g.hidden);
+            }
+        }
+        self.norm_input(row, &self.model.layers[layer].attn_norm);
+    }
+
+    /// `a = norm(h) * weight`, quantised.
+    fn norm_input(&self, row: usize, weight: &[f32]) {
+        let g = &self.model.geometry;
+        let b = &self.buffers;
+        let target = b.target(g.hidden, self.rows.len());
+        // SAFETY: the row belongs to this item, the weight has `hidden` values.
+        unsafe {
+            let a = b.a.add(row * g.hidden);
+            (self.kernels.rms_norm)(b.h.add(row * g.hidden), weight.as_ptr(), g.rms_eps, a, g.hidden);
+            (self.kernels.quantize)(a, row, 0, g.hidden, &target);
+        }
+    }
+
+    /// # Safety
+    /// The row belongs to the caller's item.
+    unsafe fn add_projected(&self, row: usize, weight: &[f32]) {
+        let g = &self.model.geometry;
+        let b = &self.buffers;
+        // SAFETY: by contract; the weight has `hidden` values.
+        unsafe {
+            (self.kernels.add_post_norm)(
+                b.h.add(row * g.hidden),
+                b.projected.add(row * g.hidden),
+                weight.as_ptr(),
+                g.post_norm_eps,
+                g.hidden,
+            );
+        }
+    }
+
+    /// Top of the model: final norm for rows that want something.
+    fn leave(&self, row: usize) {
+        let g = &self.model.geometry;
+        let b = &self.buffers;
+        let place = self.rows[row];
+        if place.logits.is_none() && place.hidden.is_none() {
+            return;
+        }
+        // SAFETY: `projected` of this row has been added and is free; logit slots and output rows belong to one row
+        // each. `a` is free, because the last layer's products are done.
+        unsafe {
+            let y = b.projected.add(row * g.hidden);
+            (self.kernels.rms_norm)(
+                b.h.add(row * g.hidden),
+                self.model.output_norm.as_ptr(),
+                g.rms_eps,
+                y,
+                g.hidden,
+            );
+            if let Some(at) = place.hidden {
+                std::ptr::copy_nonoverlapping(y, self.hidden.add(at * g.hidden), g.hidden);
+            }
+            if let Some(at) = place.logits {
+                std::ptr::copy_nonoverlapping(y, b.a.add(at * g.hidden), g.hidden);
+                (self.kernels.quantize)(y, at, 0, g.hidden, &b.target(g.hidden, self.logit_rows));
+            }
+        }
+    }
+
+    /// Head norms, RoPE and KV of some rows of one key head and its query heads.
+    fn store(&self, layer: usize, item: usize) {
+        let g = &self.model.geometry;
+        let b = &self.buffers;
+        let norms = &self.model.layers[layer];
+        let sliding = g.sliding[layer];
+        let (kv_head, first) = (item % g.kv_heads, item / g.kv_heads * STORE_ROWS);
+        let view = self.kv.view(layer, kv_head);
+        let group = g.heads / g.kv_heads;
+        for row in first..(first + STORE_ROWS).min(self.rows.len()) {
+            let place = &self.rows[row];
+            let seq = &self.batch.seqs()[place.seq];
+            let block = place.position / muser_kv::BLOCK_LEN;
+            let id = if sliding {
+                self.batch.sliding_table(seq)[block - seq.sliding_first as usize]
+            } else {
+                self.batch.full_table(seq)[block]
+            };
+            // SAFETY: these heads of this row, and this position of these blocks, belong to this item.
+            unsafe {
+                let rope = if sliding { b.rope.add(row * g.head_dim).cast_const() } else { std::ptr::null() };
+                for head in kv_head * group..(kv_head + 1) * group {
+                    let q = b.q.add(row * g.q_width() + head * g.head_dim);
+                    (self.kernels.head_norm_rope)(q, norms.attn_q_norm.as_ptr(), g.rms_eps, g.head_dim, rope);
+                }
+                let at = row * g.kv_width() + kv_head * g.head_dim;
+                let k = b.k.add(at);
+                (self.kernels.head_norm_rope)(k, norms.attn_k_norm.as_ptr(), g.rms_eps, g.head_dim, rope);
+                (self.kernels.store_kv)(&view, id, place.position % muser_kv::BLOCK_LEN, k, b.v.add(at));
+            }
+        }
+    }
+
+    fn tile(&self, layer: usize, tile: &AttentionTile) -> (attention::Tile<'_>, *mut f32) {
+        let g = &self.model.geometry;
+        let sliding = g.sliding[layer];
+        let seq = &self.batch.seqs()[tile.seq];
+        let group = g.heads / g.kv_heads;
+        let row = seq.first_row as usize + tile.row;
+        let at = row * g.q_width() + tile.kv_head * group * g.head_dim;
+        let (table, first_block) = if sliding {
+            (self.batch.sliding_table(seq), seq.sliding_first as usize)
+        } else {
+            (self.batch.full_table(seq), 0)
+        };
+        let view = attention::Tile {
+            kv: self.kv.view(layer, tile.kv_head),
+            table,
+            first_block,
+            start: seq.start_pos as usize + tile.row,
+            rows: tile.rows,
+            heads: group,
+            window: if sliding { g.window } else { usize::MAX },
+            q: self.buffers.q.wrapping_add(at),
+            q_stride: g.q_width(),
+            scale: 1.0 / (g.head_dim as f32).sqrt(),
+        };
+        (view, self.buffers.o.wrapping_add(at))
+    }
+
+    fn attention(
+        &self,
+        worker: &Worker<'_>,
+        layer: usize,
+        scratch: &mut attention::Scratch,
+    ) -> Result<(), Broken> {
+        let g = &self.model.geometry;
+        let tiles = &self.plan.tiles;
+        let Some(split) = self.plan.split_blocks else {
+            worker.share(tiles.len(), |item| {
+                let (tile, out) = self.tile(layer, &tiles[item]);
+                // SAFETY: the tile's outputs belong to this item; its KV was written before the last barrier.
+                unsafe { (self.kernels.attend)(&tile, out, g.q_width(), scratch) };
+            });
+            return Ok(());
+        };
+        let entry = STATE_HEAD + g.head_dim;
+        let queries = attention::TILE_QUERIES.max(g.heads / g.kv_heads);
+        let tile_size = self.plan.max_blocks * queries * entry;
+        worker.share(tiles.len() * self.plan.pieces, |item| {
+            let (index, piece) = (item / self.plan.pieces, item % self.plan.pieces);
+            let (tile, _) = self.tile(layer, &tiles[index]);
+            let blocks = tile.blocks();
+            let from = blocks.start + piece * split;
+            let to = (from + split).min(blocks.end);
+            if from < to {
+                let at = index * tile_size + piece * split * tile.rows * tile.heads * entry;
+                // SAFETY: this piece's entries of the partial buffer belong to this item.
+                unsafe { (self.kernels.attend_blocks)(&tile, from..to, self.partial.add(at), scratch) };
+            }
+        });
+        worker.barrier()?;
+        let group = g.heads / g.kv_heads;
+        let per_tile = queries;
+        worker.share(tiles.len() * per_tile, |item| {
+            let (index, query) = (item / per_tile, item % per_tile);
+            let (tile, out) = self.tile(layer, &tiles[index]);
+            let queries = tile.rows * tile.heads;
+            if query < queries {
+                let out = out.wrapping_add(query / group * g.q_width() + query % group * g.head_dim);
+                // SAFETY: all pieces are there since the barrier; this query's output belongs to this item.
+                unsafe {
+                    let from = self.partial.add(index * tile_size + query * entry);
+                    let (count, stride) = (tile.blocks().len(), queries * entry);
+                    (self.kernels.combine_blocks)(from, count, stride, out, g.head_dim, scratch);
+                }
+            }
+        });
+        Ok(())
+    }
+}

@@ -1,0 +1,204 @@
+//! Weight matrices: used from the map as they are, or transposed once into memory of our own.
+//!
+//! A repacked copy has exactly the bytes of the file's matrices (`kernels::layout`), on huge pages. It saves the
+//! transposition at every use and the small pages of a file map; it costs its size in memory and one pass over the file
+//! at load. The embedding table is never copied: one row of it is read per token.
+#![allow(unsafe_code, reason = "writes tile rows of one buffer from several threads")]
+
+use muser_backend::ExecError;
+use muser_backend::arith::{MatrixRole, Segments};
+use muser_gguf::GgmlType;
+use muser_model::{Matrix, Model};
+
+use crate::kernels::layout::{BlockShape, TILE_ROWS};
+use crate::kernels::matmul::{MatrixView, Storage};
+use crate::kernels::unpack::Class;
+use crate::memory::{HugeBuffer, available_bytes};
+use crate::options::Repack;
+use crate::pool::Pool;
+
+/// Matrices of one layer.
+#[derive(Clone, Copy)]
+pub(crate) struct LayerViews {
+    pub(crate) attn_q: MatrixView,
+    pub(crate) attn_k: MatrixView,
+    pub(crate) attn_v: MatrixView,
+    pub(crate) attn_gate: MatrixView,
+    pub(crate) attn_output: MatrixView,
+    pub(crate) ffn_gate: MatrixView,
+    pub(crate) ffn_up: MatrixView,
+    pub(crate) ffn_down: MatrixView,
+}
+
+/// All matrices that products read. Views point into the model's map or into `copy`.
+pub(crate) struct Weights {
+    pub(crate) layers: Vec<LayerViews>,
+    pub(crate) output: MatrixView,
+    copy: Option<HugeBuffer>,
+}
+
+/// Memory left for others when deciding by ourselves to repack.
+const MARGIN: u64 = 1 << 30;
+
+impl Weights {
+    /// Binds the matrices of `model`, and repacks them if `repack` says so.
+    pub(crate) fn new(model: &Model, repack: Repack, pool: &mut Pool) -> Result<Self, ExecError> {
+        let mut jobs = Vec::new();
+        let mut bytes = 0usize;
+        let mut bind = |matrix: &Matrix, role| -> Result<MatrixView, ExecError> {
+            let view = native(matrix, role)?;
+            if let Some(shape) = BlockShape::of(matrix.ty) {
+                let tile_stride = view.tile_stride(shape);
+                jobs.push(Job { from: view, at: bytes, shape, tile_stride });
+                bytes += tile_stride * view.tiles();
+            }
+            Ok(view)
+        };
+        let mut layers = Vec::with_capacity(model.layers.len());
+        for l in &model.layers {
+            layers.push(LayerViews {
+                attn_q: bind(&l.attn_q, MatrixRole::AttnIn)?,
+                attn_k: bind(&l.attn_k, MatrixRole::AttnIn)?,
+                attn_v: bind(&l.attn_v, MatrixRole::AttnIn)?,
+                attn_gate: bind(&l.attn_gate, MatrixRole::AttnIn)?,
+                attn_output: bind(&l.attn_output, MatrixRole::AttnOut)?,
+                ffn_gate: bind(&l.ffn_gate, MatrixRole::FfnIn)?,
+                ffn_up: bind(&l.ffn_up, MatrixRole::FfnIn)?,
+                ffn_down: bind(&l.ffn_down, MatrixRole::FfnDown)?,
+            });
+        }
+        let mut output = bind(&model.output, MatrixRole::Output)?;
+        let wanted = match repack {
+            Repack::Off => false,
+            Repack::On => true,
+            Repack::Auto => {
+                available_bytes().is_some_and(|free| bytes as u64 + bytes as u64 / 16 + MARGIN < free)
+            }
+        };
+        if !wanted || jobs.is_empty() {
+            return Ok(Self { layers, output, copy: None });
+        }
+        if let Some(available) = available_bytes().filter(|&free| free < bytes as u64) {
+            return Err(ExecError::OutOfMemory {
+                device: "cpu".into(),
+                what: "repacked weights (repacking can be turned off)".into(),
+                needed: bytes as u64,
+                available,
+            });
+        }
+        let copy = HugeBuffer::new(bytes, true, "repacked weights")?;
+        repack_all(&jobs, &copy, pool)?;
+        let mut jobs = jobs.iter();
+        let mut move_view = |view: &mut MatrixView| {
+            if BlockShape::of(view.ty).is_some()
+                && let Some(job) = jobs.next()
+            {
+                view.storage = Storage::Repacked(copy.ptr().wrapping_add(job.at));
+            }
+        };
+        for l in &mut layers {
+            let views = [
+                &mut l.attn_q,
+                &mut l.attn_k,
+                &mut l.attn_v,
+                &mut l.attn_gate,
+                &mut l.attn_output,
+                &mut l.ffn_gate,
+                &mut l.ffn_up,
+                &mut l.ffn_down,
+            ];
+            views.into_iter().for_each(&mut move_view);
+        }
+        move_view(&mut output);
+        Ok(Self { layers, output, copy: Some(copy) })
+    }
+
+    /// Bytes of the repacked copy; 0 when weights are used from the map.
+    pub(crate) fn copied_bytes(&self) -> usize {
+        self.copy.as_ref().map_or(0, HugeBuffer::len)
+    }
+}
+
+/// One matrix to repack: where its copy begins, and how.
+struct Job {
+    from: MatrixView,
+    at: usize,
+    shape: BlockShape,
+    tile_stride: usize,
+}
+
+/// Transposes all matrices, tile rows shared out among the threads.
+fn repack_all(jobs: &[Job], copy: &HugeBuffer, pool: &mut Pool) -> Result<(), ExecError> {
+    /// Tile rows that a thread takes at a time.
+    const CHUNK: usize = 4;
+    let chunks: Vec<usize> = jobs.iter().map(|job| job.from.tiles().div_ceil(CHUNK)).collect();
+    let total = chunks.iter().sum();
+    pool.run(&|worker| {
+        // A thread's items ascend, so it finds its matrix by going on from the last one.
+        let (mut matrix, mut first) = (0, 0);
+        worker.share(total, |item| {
+            while item >= first + chunks[matrix] {
+                first += chunks[matrix];
+                matrix += 1;
+            }
+            let job = &jobs[matrix];
+            let tile = (item - first) * CHUNK;
+            for tile in tile..(tile + CHUNK).min(job.from.tiles()) {
+                let to = copy.ptr().wrapping_add(job.at + tile * job.tile_stride);
+                // SAFETY: `to` begins a tile row of this job inside the copy, which no other item writes; the rows of
+                // the view are whole blocks of the map.
+                unsafe { repack_tile(job, tile, to) };
+            }
+        });
+        Ok(())
+    })
+    .map_err(|what| ExecError::Device { device: "cpu".into(), what })
+}
+
+/// # Safety
+/// `to` is writable for a tile row.
+unsafe fn repack_tile(job: &Job, tile: usize, to: *mut u8) {
+    let m = &job.from;
+    let Storage::Native(base) = m.storage else { return };
+    let blocks = m.cols / job.shape.len;
+    let mut rows = [base; TILE_ROWS];
+    for (r, row) in rows.iter_mut().enumerate() {
+        *row = base.wrapping_add((tile * TILE_ROWS + r).min(m.rows - 1) * m.row_bytes);
+    }
+    // SAFETY: by the contract of this function, and rows lie inside the matrix.
+    unsafe {
+        job.shape.transpose(&rows, blocks, to, to.add(blocks * job.shape.word_bytes()));
+    }
+}
+
+/// The matrix as it is in the map.
+fn native(matrix: &Matrix, role: MatrixRole) -> Result<MatrixView, ExecError> {
+    let unsupported = |what: String| ExecError::Unsupported { backend: "cpu", what };
+    let float = matches!(matrix.ty, GgmlType::F32 | GgmlType::F16 | GgmlType::BF16);
+    if !float && Class::of(matrix.ty).is_none() {
+        return Err(unsupported(format!("{}: no kernel for type {}", matrix.name, matrix.ty.name())));
+    }
+    let bytes = matrix.bytes();
+    let row_bytes = matrix.row_bytes();
+    if matrix.ty.row_bytes(matrix.cols) != Some(row_bytes)
+        || bytes.len() != row_bytes * matrix.rows
+        || matrix.rows == 0
+    {
+        return Err(unsupported(format!(
+            "{}: rows of {} inputs of type {} have {row_bytes} bytes",
+            matrix.name,
+            matrix.cols,
+            matrix.ty.name()
+        )));
+    }
+    let segments = if float { Segments::whole(matrix.cols) } else { Segments::of(role, matrix.cols) };
+    Ok(MatrixView {
+        ty: matrix.ty,
+        rows: matrix.rows,
+        cols: matrix.cols,
+        row_bytes,
+        scale: matrix.scale,
+        segments,
+        storage: Storage::Native(bytes.as_ptr()),
+    })
+}
