@@ -58,12 +58,24 @@ pub enum RepackChoice {
 }
 
 /// Arguments of `muser cost`.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct CostArgs {
+    /// Model file (GGUF), or the name of a pulled one; default: the pulled model, else the bundled Muse Tiny
+    #[arg(value_name = "MODEL")]
+    pub model: Option<String>,
+    /// Positions of one sequence
+    #[arg(long, value_name = "N", default_value_t = 4096)]
+    pub context: u64,
+    /// Sequences at the same time
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=4096))]
+    pub slots: u64,
+    /// Threads that probe the memory; default: what the machine allows
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: Option<u16>,
+    /// Do not measure the memory's bandwidth, leave out what depends on it
+    #[arg(long)]
+    pub no_probe: bool,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
-    /// Which model.
-    #[command(flatten)]
-    pub model: ModelArgs,
 }

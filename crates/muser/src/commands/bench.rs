@@ -4,12 +4,12 @@
 //! memory is probed before, between and after them by the same program, another program is run in turn with ours, and
 //! every repetition notes what else the machine did. The figure of a test is a median of medians.
 
-mod bandwidth;
+pub(super) mod bandwidth;
 mod compare;
 mod noise;
 mod plan;
 mod report;
-mod stats;
+pub(super) mod stats;
 mod subject;
 
 use std::io::Write as _;
@@ -17,7 +17,9 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result};
 use muser_backend::{Executor, KvType, ReferenceExecutor};
+use muser_gguf::GgmlType;
 use muser_model::Model;
+use muser_model::cost::{Cost, CostOptions};
 
 use self::bandwidth::Probe;
 use self::compare::Comparison;
@@ -113,9 +115,21 @@ fn measure(args: &BenchArgs, source: &ModelSource, console: &Console) -> Result<
     }
     bar.finish();
 
-    let bytes = weight_bytes(&model);
+    let kv_type = match info.kv_type {
+        KvType::F32 => GgmlType::F32,
+        KvType::F16 => GgmlType::F16,
+    };
+    // The middle of the timed positions stands for all of them.
+    let cost = |depth: u32| {
+        let context = u64::from(depth) + u64::from(args.gen_tokens) / 2;
+        Cost::of_file(
+            &model.file,
+            &model.geometry,
+            CostOptions { context, kv_type, ..CostOptions::default() },
+        )
+    };
     for (test, result) in tests.iter().zip(&mut results) {
-        summarize(*test, result, bytes, &model, args.gen_tokens, info.kv_type);
+        summarize(*test, result, &cost(test.depth()));
     }
     let compare = command.map(|command| Comparison::new(command, &results, rounds));
     Ok(Report {
@@ -127,7 +141,7 @@ fn measure(args: &BenchArgs, source: &ModelSource, console: &Console) -> Result<
         threads,
         repack: format!("{:?}", args.repack).to_lowercase(),
         model: facts,
-        weight_bytes_per_token: bytes,
+        weight_bytes_per_token: cost(0).streamed_bytes,
         date,
         load_s: round(load_s, 3),
         bandwidth: round(median(&probes).unwrap_or(0.0), 2),
@@ -179,29 +193,7 @@ fn warm_up(subject: &mut Subject, tests: &[Test]) -> Result<()> {
     Ok(())
 }
 
-/// Bytes of all weights that one token streams: everything but the embedding table, of which it reads one row.
-fn weight_bytes(model: &Model) -> u64 {
-    let all: u64 = model.file.tensors().iter().map(|t| t.len as u64).sum();
-    let table = model.token_embd.bytes().len() as u64;
-    all - table + model.token_embd.row_bytes() as u64
-}
-
-/// KV bytes that one row at `position` reads.
-fn kv_bytes(model: &Model, position: u64, kv_type: KvType) -> u64 {
-    let g = &model.geometry;
-    let per_position = 2 * g.kv_width() as u64 * kv_type.size() as u64;
-    let seen = |sliding: bool| if sliding { position.min(g.window as u64) } else { position };
-    g.sliding.iter().map(|&sliding| per_position * seen(sliding)).sum()
-}
-
-fn summarize(
-    test: Test,
-    result: &mut TestResult,
-    weights: u64,
-    model: &Model,
-    gen_tokens: u32,
-    kv_type: KvType,
-) {
+fn summarize(test: Test, result: &mut TestResult, cost: &Cost) {
     let of = |pick: fn(&Rep) -> f64| result.reps.iter().map(pick).collect::<Vec<_>>();
     let speeds = of(|rep| rep.tok_s);
     result.tok_s = round(median(&speeds).unwrap_or(0.0), 3);
@@ -210,9 +202,8 @@ fn summarize(
     if matches!(test, Test::Prompt(_)) || result.median_ms <= 0.0 {
         return;
     }
-    // The middle of the timed positions stands for all of them; a draft's rows read one sequence's KV once.
-    let middle = u64::from(test.depth()) + u64::from(gen_tokens) / 2;
-    let bytes = (weights + u64::from(test.sequences()) * kv_bytes(model, middle, kv_type)) as f64;
+    // Every sequence reads its own KV; the rows of a draft read one sequence's once.
+    let bytes = (cost.streamed_bytes + u64::from(test.sequences()) * cost.kv.slot_bytes()) as f64;
     result.gb_s = Some(round(bytes / 1e6 / result.median_ms, 2));
     let shares: Vec<f64> = result
         .reps

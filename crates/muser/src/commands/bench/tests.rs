@@ -105,16 +105,3 @@ fn depths_beyond_the_context_are_the_users_mistake() {
     let message = measure(&args, &source, &console()).unwrap_err().to_string();
     assert!(message.contains("the model's context is"), "{message}");
 }
-
-#[test]
-fn bytes_per_token_leave_the_embedding_table_out() {
-    let (_folder, source, _) = tiny();
-    let model = source.load().unwrap();
-    let all: u64 = model.file.tensors().iter().map(|t| t.len as u64).sum();
-    let streamed = weight_bytes(&model);
-    assert_eq!(all - streamed, (model.token_embd.rows - 1) as u64 * model.token_embd.row_bytes() as u64);
-    let g = &model.geometry;
-    let far = kv_bytes(&model, 1 << 16, KvType::F16) - kv_bytes(&model, (1 << 16) - 1, KvType::F16);
-    let full_layers = g.sliding.iter().filter(|s| !**s).count();
-    assert_eq!(far, (full_layers * 2 * g.kv_width() * 2) as u64);
-}
