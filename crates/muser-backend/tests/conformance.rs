@@ -1,13 +1,15 @@
 //! The conformance suite on the scalar reference executor: the suite itself is tested, and the reference keeps the
 //! contract that it judges others by.
 
+#![expect(clippy::unwrap_used, reason = "a test may fail that way")]
+
 use std::path::Path;
 
 use muser_backend::{Executor, KvType, ReferenceExecutor, conformance};
 use muser_model::Model;
 
 fn model() -> Model {
-    Model::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/muse-tiny-Q4_K_M.gguf")).unwrap()
+    Model::load(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/muse-tiny-Q4_K_M.gguf")).unwrap()
 }
 
 fn executor(model: &Model, kv_type: KvType) -> Box<dyn Executor> {

@@ -4,6 +4,8 @@
 //! `golden/cut.py`). `MUSER_GOLDEN_DIR` may name a folder with uncut pairs `NAME.gguf` + `NAME.safetensors` (tensors
 //! `ids`, `hf64`): then every pair in it is checked too.
 
+#![expect(clippy::unwrap_used, reason = "a test may fail that way")]
+
 use std::path::{Path, PathBuf};
 
 use muser_backend::{
@@ -82,7 +84,7 @@ fn worst(a: impl Iterator<Item = f32>, b: &[f32]) -> f32 {
 #[test]
 fn bundled_model_matches_hugging_face() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let model = Model::load(&root.join("../../models/muse-tiny-Q4_K_M.gguf")).unwrap();
+    let model = Model::load(root.join("../../models/muse-tiny-Q4_K_M.gguf")).unwrap();
     let golden = Tensors::open(&root.join("tests/golden/muse-tiny-Q4_K_M.cut.safetensors"));
     let (ids, rows, columns) = (golden.u32("ids"), golden.u32("rows"), golden.u32("columns"));
     let (hf_rows, hf_columns) = (golden.f32("hf64_rows"), golden.f32("hf64_columns"));
@@ -101,7 +103,7 @@ fn bundled_model_matches_hugging_face() {
 #[test]
 fn chunks_do_not_change_a_bit() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let model = Model::load(&root.join("../../models/muse-tiny-Q4_K_M.gguf")).unwrap();
+    let model = Model::load(root.join("../../models/muse-tiny-Q4_K_M.gguf")).unwrap();
     let ids: Vec<u32> = (0..40u32).map(|i| (i * 977 + 13) % 4000).collect();
     for kv_type in [KvType::F32, KvType::F16] {
         let whole = logits(&model, kv_type, &ids, &[ids.len()]);
