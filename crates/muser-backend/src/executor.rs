@@ -2,7 +2,9 @@
 
 use muser_kv::{BlockId, KvGroup};
 
-use crate::{ExecError, StepBatch, StepOutput};
+use muser_model::Draft;
+
+use crate::{DraftBatch, ExecError, StepBatch, StepOutput};
 
 /// Storage type of keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -32,6 +34,15 @@ pub struct KvCapacity {
     pub sliding: u32,
 }
 
+/// What a draft model attached to an executor can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DraftInfo {
+    /// Most proposals a sequence gets in one [`Executor::draft`].
+    pub max_proposals: usize,
+    /// Positions back from the anchor that the draft looks at: sliding blocks must reach at least this far.
+    pub window: usize,
+}
+
 /// What an executor is and how its blocks look from outside.
 #[derive(Clone, Debug)]
 pub struct ExecutorInfo {
@@ -56,6 +67,8 @@ pub struct ExecutorInfo {
     pub hidden: usize,
     /// Values per row in [`StepOutput::features`]; 0 until [`Executor::set_feature_layers`] is called.
     pub features: usize,
+    /// Set once [`Executor::attach_draft`] has succeeded.
+    pub draft: Option<DraftInfo>,
 }
 
 impl ExecutorInfo {
@@ -86,6 +99,28 @@ pub trait Executor: Send {
     ///
     /// Rows of one sequence are consecutive positions and see each other causally.
     fn step(&mut self, batch: &StepBatch, out: &mut StepOutput) -> Result<(), ExecError>;
+
+    /// Takes a draft model in. Called before [`Executor::allocate_kv`], because from then on a sliding block also holds the
+    /// draft's K and V of its positions (`sliding_block_bytes` and `route` change): every step computes them for every
+    /// row, and so prefix reuse, export and import carry the draft's state along.
+    ///
+    /// # Errors
+    /// [`ExecError::Unsupported`] where the backend cannot draft or has no kernel for the file.
+    fn attach_draft(&mut self, draft: Draft) -> Result<(), ExecError> {
+        let _ = draft;
+        Err(ExecError::Unsupported { backend: self.info().backend, what: "DFlash drafts".into() })
+    }
+
+    /// Proposes tokens. `logits` gets one row of vocabulary size for each proposal wanted, sequence by sequence: row `i`
+    /// of a sequence is about position `pos + 1 + i`. Scale and soft cap are the target's, so that the distributions are
+    /// comparable. No KV changes.
+    ///
+    /// Proposals need not be exact, so executors may compute them in any way they like; here too, though, rows do not
+    /// depend on other sequences.
+    fn draft(&mut self, batch: &DraftBatch, logits: &mut Vec<f32>) -> Result<(), ExecError> {
+        let _ = (batch, logits);
+        Err(ExecError::Unsupported { backend: self.info().backend, what: "DFlash drafts".into() })
+    }
 
     /// Copies a block out. `dst` has [`ExecutorInfo::block_bytes`] bytes; its layout belongs to the route.
     fn export_block(&self, group: KvGroup, block: BlockId, dst: &mut [u8]) -> Result<(), ExecError>;

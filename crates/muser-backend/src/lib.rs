@@ -7,11 +7,13 @@
 pub mod arith;
 mod batch;
 pub mod conformance;
+mod draft;
 mod error;
 mod executor;
 mod reference;
 
 pub use batch::{Row, RowInput, RowWants, SeqRows, StepBatch, StepOutput};
+pub use draft::{DraftBatch, DraftSeq, check_draft};
 pub use error::ExecError;
-pub use executor::{Executor, ExecutorInfo, KvCapacity, KvType};
+pub use executor::{DraftInfo, Executor, ExecutorInfo, KvCapacity, KvType};
 pub use reference::ReferenceExecutor;

@@ -420,6 +420,7 @@ fn info(context: &Context, geometry: &Geometry, max_rows: usize) -> ExecutorInfo
         vocab: geometry.vocab,
         hidden: geometry.hidden,
         features: 0,
+        draft: None,
     }
 }
 

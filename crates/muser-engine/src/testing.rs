@@ -58,6 +58,7 @@ pub(crate) fn info(geometry: &Geometry) -> ExecutorInfo {
         vocab: geometry.vocab,
         hidden: geometry.hidden,
         features: 0,
+        draft: None,
     }
 }
 

@@ -5,33 +5,51 @@
 
 use half::f16;
 use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
-use muser_model::Geometry;
 
 use super::ops;
 use crate::{ExecError, KvCapacity, KvType};
 
+/// Heads of one layer, and the group it belongs to.
+#[derive(Clone, Copy)]
+pub(super) struct LayerShape {
+    pub(super) heads: usize,
+    pub(super) kv_heads: usize,
+    pub(super) head_dim: usize,
+    pub(super) group: KvGroup,
+}
+
+impl LayerShape {
+    /// Values of one position: K of all heads, then V of all heads.
+    fn row_len(self) -> usize {
+        2 * self.kv_heads * self.head_dim
+    }
+
+    fn row_at(self, (block, row): (BlockId, usize)) -> usize {
+        (block.0 as usize * BLOCK_LEN + row) * self.row_len()
+    }
+}
+
+/// K and V of one position in one layer.
+pub(super) type KvRow<'a> = (&'a [f32], &'a [f32]);
+
 pub(super) struct KvStore {
     kv_type: KvType,
-    heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
-    sliding: Vec<bool>,
+    shapes: Vec<LayerShape>,
     capacity: KvCapacity,
     /// One array per layer; always f32 in memory, rounded through f16 on writing when that is the storage type.
     layers: Vec<Vec<f32>>,
 }
 
 impl KvStore {
-    pub(super) fn new(g: &Geometry, kv_type: KvType) -> Self {
-        Self {
-            kv_type,
-            heads: g.heads,
-            kv_heads: g.kv_heads,
-            head_dim: g.head_dim,
-            sliding: g.sliding.clone(),
-            capacity: KvCapacity { full: 0, sliding: 0 },
-            layers: vec![Vec::new(); g.layers()],
-        }
+    pub(super) fn new(shapes: Vec<LayerShape>, kv_type: KvType) -> Self {
+        let layers = vec![Vec::new(); shapes.len()];
+        Self { kv_type, shapes, capacity: KvCapacity { full: 0, sliding: 0 }, layers }
+    }
+
+    /// Adds a layer behind the others; only before memory is allocated.
+    pub(super) fn add_layer(&mut self, shape: LayerShape) {
+        self.shapes.push(shape);
+        self.layers.push(Vec::new());
     }
 
     pub(super) fn capacity(&self) -> KvCapacity {
@@ -39,21 +57,24 @@ impl KvStore {
     }
 
     pub(super) fn block_bytes(&self, group: KvGroup) -> usize {
-        self.group_layers(group).count() * BLOCK_LEN * self.row_len() * self.kv_type.size()
+        let row_bytes = |layer: usize| self.shapes[layer].row_len() * self.kv_type.size();
+        BLOCK_LEN * self.group_layers(group).map(row_bytes).sum::<usize>()
     }
 
     pub(super) fn allocate(&mut self, capacity: KvCapacity) {
         self.capacity = capacity;
-        let row_len = self.row_len();
-        for (layer, sliding) in self.layers.iter_mut().zip(&self.sliding) {
-            let blocks = if *sliding { capacity.sliding } else { capacity.full };
-            *layer = vec![0.0; blocks as usize * BLOCK_LEN * row_len];
+        for (layer, shape) in self.layers.iter_mut().zip(&self.shapes) {
+            let blocks = match shape.group {
+                KvGroup::Full => capacity.full,
+                KvGroup::Sliding => capacity.sliding,
+            };
+            *layer = vec![0.0; blocks as usize * BLOCK_LEN * shape.row_len()];
         }
     }
 
     /// Stores the K and V of one position.
     pub(super) fn write(&mut self, layer: usize, place: (BlockId, usize), k: &[f32], v: &[f32]) {
-        let at = self.row_at(place);
+        let at = self.shapes[layer].row_at(place);
         let kv_type = self.kv_type;
         let row = &mut self.layers[layer][at..][..k.len() + v.len()];
         for (dst, src) in row.iter_mut().zip(k.iter().chain(v)) {
@@ -64,29 +85,25 @@ impl KvStore {
         }
     }
 
-    /// `out = softmax(q k / sqrt(head_dim)) v` over `positions` for every query head of one row.
-    pub(super) fn attend(
-        &self,
-        layer: usize,
-        positions: std::ops::Range<usize>,
-        place: impl Fn(usize) -> (BlockId, usize),
-        q: &[f32],
-        out: &mut [f32],
-    ) {
-        let d = self.head_dim;
-        let rows: Vec<&[f32]> =
-            positions.map(|p| &self.layers[layer][self.row_at(place(p))..][..self.row_len()]).collect();
+    /// The stored K and V of one position.
+    pub(super) fn row(&self, layer: usize, place: (BlockId, usize)) -> KvRow<'_> {
+        let shape = self.shapes[layer];
+        self.layers[layer][shape.row_at(place)..][..shape.row_len()].split_at(shape.kv_heads * shape.head_dim)
+    }
+
+    /// `out = softmax(q k / sqrt(head_dim)) v` over `rows` for every query head of one row.
+    pub(super) fn attend(&self, layer: usize, rows: &[KvRow<'_>], q: &[f32], out: &mut [f32]) {
+        let LayerShape { heads, kv_heads, head_dim: d, .. } = self.shapes[layer];
         for (head, (q, out)) in q.chunks(d).zip(out.chunks_mut(d)).enumerate() {
-            let k_at = head / (self.heads / self.kv_heads) * d;
-            let v_at = self.kv_heads * d + k_at;
+            let at = head / (heads / kv_heads) * d;
             let scores: Vec<f64> =
-                rows.iter().map(|r| f64::from(ops::dot(q, &r[k_at..][..d])) / (d as f64).sqrt()).collect();
+                rows.iter().map(|(k, _)| f64::from(ops::dot(q, &k[at..][..d])) / (d as f64).sqrt()).collect();
             let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
             let sum: f64 = weights.iter().sum();
             let mut acc = vec![0.0f64; d];
-            for (w, row) in weights.iter().zip(&rows) {
-                acc.iter_mut().zip(&row[v_at..][..d]).for_each(|(a, v)| *a += w * f64::from(*v));
+            for (w, (_, v)) in weights.iter().zip(rows) {
+                acc.iter_mut().zip(&v[at..][..d]).for_each(|(a, v)| *a += w * f64::from(*v));
             }
             out.iter_mut().zip(acc).for_each(|(o, a)| *o = (a / sum) as f32);
         }
@@ -94,11 +111,12 @@ impl KvStore {
 
     pub(super) fn export(&self, group: KvGroup, block: BlockId, dst: &mut [u8]) -> Result<(), ExecError> {
         self.check(group, block, dst.len())?;
-        let values = BLOCK_LEN * self.row_len();
         let size = self.kv_type.size();
-        for (layer, dst) in self.group_layers(group).zip(dst.chunks_mut(values * size)) {
+        let mut dst = dst.chunks_mut(size);
+        for layer in self.group_layers(group) {
+            let values = BLOCK_LEN * self.shapes[layer].row_len();
             let src = &self.layers[layer][block.0 as usize * values..][..values];
-            for (v, dst) in src.iter().zip(dst.chunks_mut(size)) {
+            for (v, dst) in src.iter().zip(dst.by_ref()) {
                 match self.kv_type {
                     KvType::F32 => dst.copy_from_slice(&v.to_le_bytes()),
                     KvType::F16 => dst.copy_from_slice(&f16::from_f32(*v).to_le_bytes()),
@@ -110,12 +128,13 @@ impl KvStore {
 
     pub(super) fn import(&mut self, group: KvGroup, block: BlockId, src: &[u8]) -> Result<(), ExecError> {
         self.check(group, block, src.len())?;
-        let values = BLOCK_LEN * self.row_len();
         let kv_type = self.kv_type;
         let layers: Vec<usize> = self.group_layers(group).collect();
-        for (layer, src) in layers.into_iter().zip(src.chunks(values * kv_type.size())) {
+        let mut src = src.chunks(kv_type.size());
+        for layer in layers {
+            let values = BLOCK_LEN * self.shapes[layer].row_len();
             let dst = &mut self.layers[layer][block.0 as usize * values..][..values];
-            for (v, src) in dst.iter_mut().zip(src.chunks(kv_type.size())) {
+            for (v, src) in dst.iter_mut().zip(src.by_ref()) {
                 *v = match kv_type {
                     KvType::F32 => f32::from_le_bytes([src[0], src[1], src[2], src[3]]),
                     KvType::F16 => f16::from_le_bytes([src[0], src[1]]).to_f32(),
@@ -141,16 +160,6 @@ impl KvStore {
     }
 
     fn group_layers(&self, group: KvGroup) -> impl Iterator<Item = usize> + '_ {
-        let wanted = group == KvGroup::Sliding;
-        self.sliding.iter().enumerate().filter(move |(_, s)| **s == wanted).map(|(i, _)| i)
-    }
-
-    /// Values of one position in one layer: K of all heads, then V of all heads.
-    fn row_len(&self) -> usize {
-        2 * self.kv_heads * self.head_dim
-    }
-
-    fn row_at(&self, (block, row): (BlockId, usize)) -> usize {
-        (block.0 as usize * BLOCK_LEN + row) * self.row_len()
+        self.shapes.iter().enumerate().filter(move |(_, shape)| shape.group == group).map(|(i, _)| i)
     }
 }

@@ -8,15 +8,19 @@
 //! Cost: about two multiply-adds a nanosecond and core, so a 30-million-parameter model writes some tens of tokens a
 //! second and a 30-billion one needs minutes for a token. It runs both.
 
+mod draft;
 mod kv;
 mod ops;
 
 use muser_kv::{BlockId, KvGroup};
-use muser_model::{LayerWeights, Matrix, Model};
+use muser_model::{Draft, LayerWeights, Matrix, Model};
 
-use self::kv::KvStore;
+use self::draft::Drafter;
+use self::kv::{KvRow, KvStore, LayerShape};
+use crate::draft::check_draft;
 use crate::{
-    ExecError, Executor, ExecutorInfo, KvCapacity, KvType, RowInput, SeqRows, StepBatch, StepOutput,
+    DraftBatch, ExecError, Executor, ExecutorInfo, KvCapacity, KvType, RowInput, SeqRows, StepBatch,
+    StepOutput,
 };
 
 /// Most rows of a step; any number would do.
@@ -28,6 +32,7 @@ pub struct ReferenceExecutor {
     info: ExecutorInfo,
     kv: KvStore,
     feature_layers: Vec<usize>,
+    drafter: Option<Drafter>,
 }
 
 impl ReferenceExecutor {
@@ -38,23 +43,18 @@ impl ReferenceExecutor {
     pub fn new(model: Model, kv_type: KvType) -> Result<Self, ExecError> {
         let mut matrices = vec![&model.token_embd, &model.output];
         for l in &model.layers {
-            matrices.extend([
-                &l.attn_q,
-                &l.attn_k,
-                &l.attn_v,
-                &l.attn_gate,
-                &l.attn_output,
-                &l.ffn_gate,
-                &l.ffn_up,
-                &l.ffn_down,
-            ]);
+            matrices.extend([&l.attn_q, &l.attn_k, &l.attn_v, &l.attn_gate, &l.attn_output]);
+            matrices.extend([&l.ffn_gate, &l.ffn_up, &l.ffn_down]);
         }
-        for m in matrices {
-            let mut row = vec![0.0; m.cols];
-            dequantize(m, 0, &mut row).map_err(|what| ExecError::Unsupported { backend: "scalar", what })?;
-        }
+        check_types(&matrices)?;
         let g = &model.geometry;
-        let kv = KvStore::new(g, kv_type);
+        let shape = |sliding: &bool| LayerShape {
+            heads: g.heads,
+            kv_heads: g.kv_heads,
+            head_dim: g.head_dim,
+            group: if *sliding { KvGroup::Sliding } else { KvGroup::Full },
+        };
+        let kv = KvStore::new(g.sliding.iter().map(shape).collect(), kv_type);
         let info = ExecutorInfo {
             backend: "scalar",
             device: "scalar reference, plain Rust".into(),
@@ -66,8 +66,9 @@ impl ReferenceExecutor {
             vocab: g.vocab,
             hidden: g.hidden,
             features: 0,
+            draft: None,
         };
-        Ok(Self { model, info, kv, feature_layers: Vec::new() })
+        Ok(Self { model, info, kv, feature_layers: Vec::new(), drafter: None })
     }
 
     /// Input of the bottom layer: the (dequantised) embedding row or the given one, normalised without a weight.
@@ -136,9 +137,9 @@ impl ReferenceExecutor {
                 );
                 // Rows of a sequence come in order: the KV of every earlier position is in place by now.
                 let first = if sliding { g.first_visible(pos) } else { 0 };
-                let place = |p: usize| locate(batch, seq, sliding, p);
-                let o = &mut out[row * g.q_width()..][..g.q_width()];
-                self.kv.attend(index, first..pos + 1, place, q, o);
+                let rows: Vec<KvRow<'_>> =
+                    (first..=pos).map(|p| self.kv.row(index, locate(batch, seq, sliding, p))).collect();
+                self.kv.attend(index, &rows, q, &mut out[row * g.q_width()..][..g.q_width()]);
             }
         }
         out.iter_mut().zip(&gate).for_each(|(x, g)| *x *= ops::sigmoid(*g));
@@ -162,12 +163,41 @@ impl ReferenceExecutor {
             }
         }
         out.logits = product(&self.model.output, &wanted);
-        for z in &mut out.logits {
+        self.cap(&mut out.logits);
+    }
+
+    /// Logit scale, then soft cap.
+    fn cap(&self, logits: &mut [f32]) {
+        let g = &self.model.geometry;
+        for z in logits {
             *z *= g.logit_scale;
             if let Some(cap) = g.softcap {
                 *z = (f64::from(cap) * (f64::from(*z) / f64::from(cap)).tanh()) as f32;
             }
         }
+    }
+
+    /// Row `row` of each tap of `layers`, one after the other.
+    fn features(taps: &[(usize, Vec<f32>)], layers: &[usize], row: usize, hidden: usize, out: &mut Vec<f32>) {
+        for layer in layers {
+            let tap = taps.iter().find(|(tapped, _)| tapped == layer);
+            out.extend_from_slice(&tap.expect("every wanted layer was tapped").1[row * hidden..][..hidden]);
+        }
+    }
+
+    /// Gives the draft, if there is one, its context K and V of every row.
+    fn extend_draft(&mut self, batch: &StepBatch, taps: &[(usize, Vec<f32>)]) {
+        let Some(drafter) = &self.drafter else { return };
+        let (mut features, mut places) = (Vec::new(), Vec::new());
+        for seq in batch.seqs() {
+            for i in 0..seq.n_rows as usize {
+                let (row, pos) = (seq.first_row as usize + i, seq.start_pos as usize + i);
+                let layers = &drafter.model.config.target_layers;
+                Self::features(taps, layers, row, self.model.geometry.hidden, &mut features);
+                places.push((locate(batch, seq, true, pos), pos));
+            }
+        }
+        drafter.extend(&mut self.kv, &features, &places);
     }
 }
 
@@ -196,20 +226,59 @@ impl Executor for ReferenceExecutor {
         out.hidden.clear();
         let hidden = self.model.geometry.hidden;
         let mut h = self.embed(batch);
-        let mut taps: Vec<Vec<f32>> = Vec::new();
+        let mut taps: Vec<(usize, Vec<f32>)> = Vec::new();
         for index in 0..self.model.layers.len() {
-            if self.feature_layers.contains(&index) {
-                taps.push(h.clone());
+            let drafts = self.drafter.as_ref().is_some_and(|d| d.model.config.target_layers.contains(&index));
+            if drafts || self.feature_layers.contains(&index) {
+                taps.push((index, h.clone()));
             }
             self.layer(batch, index, &mut h);
         }
         out.features.clear();
         for (i, row) in batch.rows().iter().enumerate() {
             if row.wants.features {
-                taps.iter().for_each(|t| out.features.extend_from_slice(&t[i * hidden..][..hidden]));
+                Self::features(&taps, &self.feature_layers, i, hidden, &mut out.features);
             }
         }
+        self.extend_draft(batch, &taps);
         self.head(batch, &h, out);
+        Ok(())
+    }
+
+    fn attach_draft(&mut self, draft: Draft) -> Result<(), ExecError> {
+        let mut matrices = vec![&draft.fc];
+        for l in &draft.layers {
+            matrices.extend([
+                &l.attn_q,
+                &l.attn_k,
+                &l.attn_v,
+                &l.attn_output,
+                &l.ffn_gate,
+                &l.ffn_up,
+                &l.ffn_down,
+            ]);
+        }
+        check_types(&matrices)?;
+        check_draft(&draft, &self.model, "scalar")?;
+        if self.drafter.is_some() {
+            let what = "a second draft model".into();
+            return Err(ExecError::Unsupported { backend: "scalar", what });
+        }
+        let drafter = Drafter::new(draft, &mut self.kv, self.model.layers.len());
+        self.info.draft = Some(drafter.info());
+        self.info.route.push_str("+dflash");
+        self.info.sliding_block_bytes = self.kv.block_bytes(KvGroup::Sliding);
+        self.drafter = Some(drafter);
+        Ok(())
+    }
+
+    fn draft(&mut self, batch: &DraftBatch, logits: &mut Vec<f32>) -> Result<(), ExecError> {
+        let Some(drafter) = &self.drafter else {
+            return Err(ExecError::InvalidBatch("no draft model is attached".into()));
+        };
+        batch.validate(drafter.info(), self.model.geometry.vocab, self.kv.capacity())?;
+        *logits = drafter.propose(&self.model, &self.kv, batch);
+        self.cap(logits);
         Ok(())
     }
 
@@ -220,6 +289,15 @@ impl Executor for ReferenceExecutor {
     fn import_block(&mut self, group: KvGroup, block: BlockId, src: &[u8]) -> Result<(), ExecError> {
         self.kv.import(group, block, src)
     }
+}
+
+/// Every matrix has a type that can be dequantised.
+fn check_types(matrices: &[&Matrix]) -> Result<(), ExecError> {
+    for m in matrices {
+        let mut row = vec![0.0; m.cols];
+        dequantize(m, 0, &mut row).map_err(|what| ExecError::Unsupported { backend: "scalar", what })?;
+    }
+    Ok(())
 }
 
 /// Block and row inside it of position `pos` of `seq`.

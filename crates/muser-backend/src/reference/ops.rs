@@ -12,14 +12,25 @@ pub(super) fn rms_norm(x: &mut [f32], weight: Option<&[f32]>, eps: f32) {
 
 /// Rotary embedding of one head at position `pos`: pairs `(x[2t], x[2t+1])` turn by `pos * theta^(-2t/d)`.
 pub(super) fn rope(x: &mut [f32], pos: usize, theta: f32) {
-    let d = x.len() as f64;
-    for (t, pair) in x.chunks_exact_mut(2).enumerate() {
-        let angle = pos as f64 * f64::from(theta).powf(-2.0 * t as f64 / d);
-        let (sin, cos) = angle.sin_cos();
-        let (a, b) = (f64::from(pair[0]), f64::from(pair[1]));
-        pair[0] = (a * cos - b * sin) as f32;
-        pair[1] = (a * sin + b * cos) as f32;
+    for t in 0..x.len() / 2 {
+        rotate(x, (2 * t, 2 * t + 1), t, pos, theta);
     }
+}
+
+/// The same with pairs `(x[t], x[t + d/2])`, as the draft model has them.
+pub(super) fn rope_halves(x: &mut [f32], pos: usize, theta: f32) {
+    let half = x.len() / 2;
+    for t in 0..half {
+        rotate(x, (t, t + half), t, pos, theta);
+    }
+}
+
+fn rotate(x: &mut [f32], (i, j): (usize, usize), t: usize, pos: usize, theta: f32) {
+    let angle = pos as f64 * f64::from(theta).powf(-2.0 * t as f64 / x.len() as f64);
+    let (sin, cos) = angle.sin_cos();
+    let (a, b) = (f64::from(x[i]), f64::from(x[j]));
+    x[i] = (a * cos - b * sin) as f32;
+    x[j] = (a * sin + b * cos) as f32;
 }
 
 /// `sum_i a[i] * b[i]`, in eight interleaved f64 sums.

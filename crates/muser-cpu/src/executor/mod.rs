@@ -136,6 +136,7 @@ impl CpuExecutor {
             vocab: g.vocab,
             hidden: g.hidden,
             features: 0,
+            draft: None,
         };
         let theta = f64::from(g.rope_theta);
         let inverse_frequencies =
