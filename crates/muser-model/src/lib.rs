@@ -6,12 +6,11 @@ pub mod cost;
 mod dflash;
 mod error;
 mod geometry;
-pub mod inspect;
-pub mod known;
+pub mod odd;
 pub mod synth;
 mod weights;
 
-pub use dflash::{DFLASH_ARCHITECTURE, DflashConfig, Draft, DraftLayer};
+pub use dflash::{DRAFT_ARCHITECTURE, DraftGeometry, DraftLayer, DraftModel};
 pub use error::ModelError;
 pub use geometry::{ARCHITECTURE, Geometry};
 pub use weights::{LayerWeights, Matrix, Model};

@@ -5,9 +5,8 @@
 use std::sync::Arc;
 
 use muser_gguf::{GgmlType, GgufFile, GgufWriter, Value};
-use muser_model::inspect::{Inspection, Kind, inspect_file};
 use muser_model::synth::{self, Mix, Preset, SynthOptions};
-use muser_model::{Geometry, Model};
+use muser_model::{Geometry, Model, odd};
 
 /// An ordinary small file.
 fn tiny(mix: Mix) -> GgufFile {
@@ -276,33 +275,43 @@ fn a_factor_beside_a_matrix_is_bound() {
     assert_eq!(model.token_embd.scale, 1.0);
 }
 
-fn inspection(file: &Arc<GgufFile>) -> Inspection {
-    let found = inspect_file(file);
-    assert_eq!(found.tensor_bytes, file.tensors().iter().map(|tensor| tensor.len as u64).sum::<u64>());
-    found
+fn findings(file: &Arc<GgufFile>) -> Vec<String> {
+    let model = Model::from_gguf(Arc::clone(file)).ok();
+    odd::findings(file, model.as_ref().map(|model| &model.geometry), model.as_ref())
 }
 
 #[test]
-fn inspection_of_an_ordinary_file() {
-    let found = inspection(&Arc::new(tiny(Mix::Medium(GgmlType::Q4_K))));
-    assert_eq!(found.odd, [] as [String; 0]);
-    assert_eq!((found.problem, found.kind), (None, Kind::Text(Box::new(Preset::Tiny.geometry()))));
-    assert_eq!((found.tensors, found.version, found.alignment, found.known_file), (59, 3, 32, None));
-    let types: Vec<_> = found.types.iter().map(|share| (share.ty.name(), share.tensors)).collect();
-    // Layers 2 and 3 have more bits for two matrices, and so has the vocabulary matrix.
-    assert_eq!(types, [("Q4_K", 34 - 5), ("Q6_K", 5), ("F32", 25)]);
-    assert_eq!(found.file_bytes, found.data_start as u64 + found.tensor_bytes);
+fn an_ordinary_file_is_not_odd() {
+    assert_eq!(findings(&Arc::new(tiny(Mix::Medium(GgmlType::Q4_K)))), [] as [String; 0]);
 }
 
 #[test]
-fn inspection_tells_what_is_odd() {
+fn what_is_odd_is_told() {
     let key = |name: &str| format!("muse-glimmer.{name}");
+    let of_layer = |change: fn(&mut Tensor)| {
+        rewrite(
+            &tiny_q8_0(),
+            |_, _| false,
+            |tensor| {
+                change(tensor);
+                true
+            },
+        )
+    };
+    let mut longer =
+        synth::to_bytes(&SynthOptions::new(Preset::Tiny, Mix::Uniform(GgmlType::F32))).expect("possible");
+    longer.extend([0; 100]);
     let rows: &[(Arc<GgufFile>, &str)] = &[
+        (Arc::new(tiny_q8_0()), "types that the released files do not have: Q8_0"),
+        (
+            Arc::new(GgufFile::from_bytes(longer).expect("valid")),
+            "100 bytes follow the last tensor of (in memory)",
+        ),
         (
             with_key(&key("attention.magic"), Some(Value::U8(1))),
             "keys that muser does not know: muse-glimmer.attention.magic",
         ),
-        (with_key("general.alignment", Some(Value::U32(64))), "alignment 64, usual is 32"),
+        (with_key("general.alignment", Some(Value::U32(64))), "tensors are aligned to 64 bytes, usual is 32"),
         (
             with_key(&key("attention.sliding_window_pattern"), Some(Value::U32(4))),
             "the window pattern is a period (4), not one bool for each layer",
@@ -312,60 +321,69 @@ fn inspection_tells_what_is_odd() {
             "the window pattern is not three sliding layers and a full one",
         ),
         (
+            with_key(&key("attention.sliding_window"), None),
+            "no window is given: sliding layers see the whole context",
+        ),
+        (
+            with_key(&key("final_logit_softcapping"), None),
+            "there is no soft cap on the logits, the released model has 20",
+        ),
+        (
             with_key(&key("logit_scale"), Some(Value::F32(0.5))),
-            "logit_scale is 0.5, usual for this width is 1.000000",
+            "the logit scale is 0.5, usual for this width is 1.000000",
+        ),
+        (
+            with_key("quantize.imatrix.file", Some(Value::String("x"))),
+            "it was quantised with an importance matrix (1 keys)",
         ),
         (
             with_key("tokenizer.ggml.pre", Some(Value::String("gpt-4o"))),
             r#"tokenizer.ggml.pre is "gpt-4o", usual is "llama4""#,
         ),
-        (
-            with_key("tokenizer.ggml.tokens", None),
-            "there is no tokenizer: only token ids can be given and returned",
-        ),
-        (with_key("tokenizer.chat_template", None), "there is no chat template"),
+        (with_key("tokenizer.ggml.tokens", None), "there is no tokenizer: only token ids go in and out"),
+        (with_key("tokenizer.ggml.merges", None), "there is no tokenizer.ggml.merges"),
         (
             with_key("tokenizer.ggml.eot_token_id", Some(Value::U32(512))),
             "tokenizer.ggml.eot_token_id is 512, there are 512 tokens",
         ),
-        (with_key("tokenizer.ggml.merges", None), "there is no tokenizer.ggml.merges"),
-        (Arc::new(tiny_q8_0()), "types that the released files do not have: Q8_0"),
         (
-            rewrite(
-                &tiny_q8_0(),
-                |_, _| false,
-                |tensor| {
-                    if tensor.name == "blk.0.attn_q_norm.weight" {
-                        tensor.data[..4].copy_from_slice(&1.0_f32.to_le_bytes());
-                    }
-                    true
-                },
-            ),
-            "attn_q_norm or attn_k_norm vectors are not constant",
+            with_key("tokenizer.ggml.eot_token_id", None),
+            "there is no tokenizer.ggml.eot_token_id; it is looked up by its name",
         ),
+        (
+            with_key("tokenizer.ggml.eom_token_id", Some(Value::U32(7))),
+            "an end-of-message id (7) is given; it never stops an answer",
+        ),
+        (with_key("tokenizer.chat_template", None), "there is no chat template: only plain completion works"),
+        (
+            of_layer(|tensor| {
+                if tensor.name == "blk.0.attn_q_norm.weight" {
+                    tensor.data[..4].copy_from_slice(&1.0_f32.to_le_bytes());
+                }
+            }),
+            "the q-norm of 1 layers is not the constant 3.87",
+        ),
+        (
+            of_layer(|tensor| {
+                if tensor.name.ends_with("attn_k_norm.weight") {
+                    tensor.data[..4].copy_from_slice(&2.0_f32.to_le_bytes());
+                }
+            }),
+            "the k-norm of 4 layers is not the constant 1",
+        ),
+        (Arc::new(tiny(Mix::Uniform(GgmlType::NVFP4))), "33 matrices have a factor of their own (.scale)"),
     ];
     for (file, expected) in rows {
-        let found = inspection(file);
-        assert!(found.odd.iter().any(|odd| odd == expected), "expected {expected:?} in {:?}", found.odd);
-        assert_eq!(found.problem, None);
+        let found = findings(file);
+        assert!(found.iter().any(|odd| odd == expected), "expected {expected:?} in {found:?}");
     }
 }
 
 #[test]
-fn inspection_of_files_that_are_no_models() {
-    let found = inspection(&with_key("general.architecture", Some(Value::String("clip"))));
-    assert_eq!(found.kind, Kind::Unusable);
-    assert_eq!(found.architecture.as_deref(), Some("clip"));
+fn a_file_that_is_no_model_is_still_described() {
+    let file = with_key("general.architecture", Some(Value::String("clip")));
     assert!(
-        found
-            .problem
-            .expect("a reason")
-            .contains("a vision projector, which works only beside its text model")
+        refusal(Arc::clone(&file)).contains("a vision projector, which works only beside its text model")
     );
-
-    let mut bytes =
-        synth::to_bytes(&SynthOptions::new(Preset::Tiny, Mix::Uniform(GgmlType::F32))).expect("possible");
-    bytes.extend([0; 100]);
-    let found = inspection(&Arc::new(GgufFile::from_bytes(bytes).expect("valid")));
-    assert_eq!(found.odd, ["(in memory): 100 bytes after the last tensor"]);
+    assert_eq!(findings(&file), ["types that the released files do not have: Q8_0"]);
 }

@@ -1,7 +1,6 @@
 //! What can be said about a model file without computing with it: figures, sizes, what is odd.
 
 mod identity;
-mod odd;
 mod report;
 
 pub use identity::{hash, identify};

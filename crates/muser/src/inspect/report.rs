@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use muser_gguf::{GgmlType, GgufFile};
-use muser_model::{Geometry, Model};
+use muser_model::{Geometry, Model, odd};
 use serde::Serialize;
 
-use super::{identify, odd};
+use super::identify;
 
 /// All that `muser inspect` says.
 #[derive(Debug, Serialize)]
