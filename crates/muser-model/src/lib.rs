@@ -10,7 +10,7 @@ pub mod odd;
 pub mod synth;
 mod weights;
 
-pub use dflash::{DRAFT_ARCHITECTURE, DraftGeometry, DraftLayer, DraftModel};
+pub use dflash::{DFLASH_ARCHITECTURE, DflashConfig, Draft, DraftLayer};
 pub use error::ModelError;
 pub use geometry::{ARCHITECTURE, Geometry};
 pub use weights::{LayerWeights, Matrix, Model};

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use muser_gguf::{GgmlType, dequantize_row};
-use muser_model::{DraftModel, Model};
+use muser_model::{Draft, Model};
 
 fn models() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../models")
@@ -30,19 +30,20 @@ fn the_bundled_model_loads() {
 #[test]
 fn the_bundled_draft_fits_the_bundled_model() {
     let model = Model::load(models().join("muse-tiny-Q4_K_M.gguf")).expect("the bundled model loads");
-    let path = models().join("muse-tiny-dflash-Q8_0.gguf");
-    let draft = DraftModel::load(&path, &model.file, &model.geometry).expect("the bundled draft fits");
-    let g = &draft.geometry;
-    assert_eq!((g.block_size, g.target_layers.as_slice(), g.mask_token), (8, &[2, 4, 7][..], 4094));
-    assert_eq!((draft.layers.len(), draft.fc.cols, draft.fc.rows), (2, 3 * 512, 512));
+    let draft = Draft::load(models().join("muse-tiny-dflash-Q8_0.gguf")).expect("the bundled draft loads");
+    draft.check_target(&model.geometry).expect("they fit");
+    let c = &draft.config;
+    assert_eq!((c.block_size, c.max_draft(), c.target_layers.as_slice()), (8, 7, &[2, 4, 7][..]));
+    assert_eq!((draft.layers.len(), draft.fc.cols, c.mask_token), (2, 3 * 512, 4094));
 
     let mut other = model.geometry.clone();
     other.sliding.truncate(4);
-    let error = DraftModel::load(&path, &model.file, &other).expect_err("too few layers").to_string();
-    assert_eq!(
-        error,
-        "dflash.target_layers: expected ascending layers of the target, below 4, found [2, 4, 7]"
-    );
+    let error = draft.check_target(&other).expect_err("too few layers").to_string();
+    assert_eq!(error, "dflash.target_layers: expected layers below 4, found 7");
+    other = model.geometry.clone();
+    other.vocab += 1;
+    let error = draft.check_target(&other).expect_err("another vocabulary").to_string();
+    assert_eq!(error, "tokenizer.ggml.tokens: expected 4097 tokens, as the target has, found 4096");
     let error = Model::from_gguf(draft.file).map(|_| ()).expect_err("a draft is no model").to_string();
     assert_eq!(
         error,
