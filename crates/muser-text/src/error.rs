@@ -36,7 +36,7 @@ pub enum TextError {
     /// The caller's grammar, regular expression or JSON schema is not valid or too large.
     #[error("{kind} is not usable: {what}")]
     Grammar {
-        /// Which kind: `JSON schema`, `Lark grammar`, `GBNF grammar`, `regular expression`.
+        /// Which kind: `the JSON schema`, `the Lark grammar`, `the regular expression`, ...
         kind: &'static str,
         /// The reason.
         what: String,

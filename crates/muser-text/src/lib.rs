@@ -9,6 +9,8 @@ mod char_class;
 mod chat;
 mod detokenizer;
 mod error;
+#[cfg(feature = "grammar")]
+pub mod grammar;
 mod merges;
 mod output;
 mod pre_split;

@@ -227,8 +227,7 @@ impl Tokenizer {
         &self.specials
     }
 
-    #[cfg(test)]
-    pub(crate) fn vocabulary_for_tests(&self) -> &Vocabulary {
+    pub(crate) fn vocabulary(&self) -> &Vocabulary {
         &self.vocabulary
     }
 

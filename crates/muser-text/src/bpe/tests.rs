@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use std::time::{Duration, Instant};
 
 fn both(piece: &[u8]) -> (Vec<u32>, Vec<u32>) {
-    let vocabulary = tiny_tokenizer().vocabulary_for_tests();
+    let vocabulary = tiny_tokenizer().vocabulary();
     let (mut by_scan, mut by_heap) = (Vec::new(), Vec::new());
     let mut scratch = Scratch::default();
     merge_by_scan(vocabulary, piece, &mut scratch.symbols, &mut by_scan);
@@ -25,7 +25,7 @@ proptest! {
     fn bytes_survive(piece in proptest::collection::vec(any::<u8>(), 1..100)) {
         let tokenizer = tiny_tokenizer();
         let mut ids = Vec::new();
-        encode_piece(tokenizer.vocabulary_for_tests(), &piece, &mut Scratch::default(), &mut ids);
+        encode_piece(tokenizer.vocabulary(), &piece, &mut Scratch::default(), &mut ids);
         let back: Vec<u8> = ids.iter().flat_map(|&id| tokenizer.token_bytes(id).unwrap_or_default()).copied().collect();
         prop_assert_eq!(back, piece);
     }
@@ -33,7 +33,7 @@ proptest! {
 
 #[test]
 fn no_mergeable_pair_is_left() {
-    let vocabulary = tiny_tokenizer().vocabulary_for_tests();
+    let vocabulary = tiny_tokenizer().vocabulary();
     let (ids, _) = both("the quick brown fox was there with the others".as_bytes());
     assert!(ids.windows(2).all(|pair| vocabulary.merges.get(pair[0], pair[1]).is_none()));
 }

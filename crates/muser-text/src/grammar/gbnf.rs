@@ -1,0 +1,276 @@
+//! GBNF, the grammar notation of llama.cpp, as Lark.
+//!
+//! ```text
+//! root  ::= item+ "!"            # a comment
+//! item  ::= [a-z0-9_-] | "x" ("," item)? | [^\n]{2,5} | .
+//! ```
+//!
+//! Rules are renamed since Lark's names are narrower. What is beyond this subset is an error that names the line.
+
+use crate::error::TextError;
+use std::collections::HashMap;
+use std::fmt::Write as _;
+
+/// The same grammar in Lark's notation.
+pub(crate) fn to_lark(source: &str) -> Result<String, TextError> {
+    let mut parser =
+        Parser { rest: source, source, rules: HashMap::new(), defined: Vec::new(), used: Vec::new() };
+    let body = parser.rules()?;
+    for (name, line) in &parser.used {
+        if !parser.defined.contains(name) {
+            return Err(error_at(*line, format!("rule {name:?} is used but not defined")));
+        }
+    }
+    let Some(root) = parser.rules.get("root").filter(|_| parser.defined.iter().any(|name| name == "root"))
+    else {
+        return Err(TextError::Grammar { kind: KIND, what: "there is no rule \"root\"".to_owned() });
+    };
+    Ok(format!("start: rule{root}\n{body}"))
+}
+
+const KIND: &str = "the GBNF grammar";
+
+struct Parser<'a> {
+    rest: &'a str,
+    source: &'a str,
+    rules: HashMap<String, usize>,
+    defined: Vec<String>,
+    used: Vec<(String, usize)>,
+}
+
+fn error_at(line: usize, what: String) -> TextError {
+    TextError::Grammar { kind: KIND, what: format!("line {line}: {what}") }
+}
+
+impl Parser<'_> {
+    fn rules(&mut self) -> Result<String, TextError> {
+        let mut out = String::new();
+        self.skip(true);
+        while !self.rest.is_empty() {
+            let name = self.name().ok_or_else(|| self.error("expected a rule's name"))?;
+            if self.defined.contains(&name) {
+                return Err(self.error(&format!("rule {name:?} is defined twice")));
+            }
+            self.skip(false);
+            if !self.take("::=") {
+                return Err(self.error("expected ::="));
+            }
+            self.defined.push(name.clone());
+            let number = self.number_of(&name);
+            self.skip(true);
+            let alternatives = self.alternatives(0)?;
+            // Writing to a string cannot fail.
+            let _ = writeln!(out, "rule{number}: {alternatives}");
+            self.skip(true);
+        }
+        Ok(out)
+    }
+
+    fn alternatives(&mut self, depth: usize) -> Result<String, TextError> {
+        let mut out = self.sequence(depth)?;
+        loop {
+            self.skip(depth > 0);
+            // An alternative may stand on the next line of a rule.
+            let before = self.rest;
+            self.skip(true);
+            if !self.take("|") {
+                self.rest = before;
+                return Ok(out);
+            }
+            self.skip(true);
+            let _ = write!(out, " | {}", self.sequence(depth)?);
+        }
+    }
+
+    fn sequence(&mut self, depth: usize) -> Result<String, TextError> {
+        let mut items: Vec<String> = Vec::new();
+        loop {
+            self.skip(depth > 0);
+            let Some(first) = self.rest.chars().next() else { break };
+            let item = match first {
+                '"' => self.literal()?,
+                '[' => self.class()?,
+                '.' => {
+                    self.take(".");
+                    "/(?s:.)/".to_owned()
+                }
+                '(' => {
+                    self.take("(");
+                    let inner = self.alternatives(depth + 1)?;
+                    self.skip(true);
+                    if !self.take(")") {
+                        return Err(self.error("expected )"));
+                    }
+                    format!("({inner})")
+                }
+                c if c.is_ascii_alphabetic() => {
+                    // The name of the next rule ends this one.
+                    let before = self.rest;
+                    let name = self.name().unwrap_or_default();
+                    self.skip(depth > 0);
+                    if self.rest.starts_with("::=") {
+                        self.rest = before;
+                        break;
+                    }
+                    let line = self.line();
+                    self.used.push((name.clone(), line));
+                    format!("rule{}", self.number_of(&name))
+                }
+                _ => break,
+            };
+            items.push(self.repeated(item)?);
+        }
+        Ok(if items.is_empty() { "\"\"".to_owned() } else { items.join(" ") })
+    }
+
+    fn repeated(&mut self, item: String) -> Result<String, TextError> {
+        for operator in ["*", "+", "?"] {
+            if self.take(operator) {
+                return Ok(format!("{item}{operator}"));
+            }
+        }
+        if self.take("{") {
+            let Some((counts, rest)) = self.rest.split_once('}') else {
+                return Err(self.error("expected }"));
+            };
+            let numbers: Vec<&str> = counts.split(',').map(str::trim).collect();
+            let valid = |text: &&str| text.is_empty() || text.parse::<u16>().is_ok();
+            if numbers.len() > 2 || numbers[0].is_empty() && numbers.len() == 1 || !numbers.iter().all(valid)
+            {
+                return Err(self.error("expected {m}, {m,} or {m,n} with numbers up to 65535"));
+            }
+            self.rest = rest;
+            let least = if numbers[0].is_empty() { "0" } else { numbers[0] };
+            return Ok(match numbers.get(1) {
+                None => format!("{item}{{{least}}}"),
+                Some(most) => format!("{item}{{{least},{most}}}"),
+            });
+        }
+        Ok(item)
+    }
+
+    /// A literal, as a JSON string, which is how Lark writes them.
+    fn literal(&mut self) -> Result<String, TextError> {
+        let mut text = String::new();
+        let mut chars = self.rest[1..].chars();
+        loop {
+            match chars.next() {
+                Some('"') => break,
+                Some('\\') => match escape(&mut chars) {
+                    Some(c) => text.push(c),
+                    None => return Err(self.error("an escape that is not known")),
+                },
+                Some(c) => text.push(c),
+                None => return Err(self.error("a literal does not end")),
+            }
+        }
+        self.rest = chars.as_str();
+        Ok(serde_json::Value::from(text).to_string())
+    }
+
+    /// A character class, as a regular expression.
+    fn class(&mut self) -> Result<String, TextError> {
+        let mut chars = self.rest[1..].chars();
+        let mut out = String::from("/[");
+        let mut empty = true;
+        if let Some(rest) = chars.as_str().strip_prefix('^') {
+            out.push('^');
+            chars = rest.chars();
+        }
+        loop {
+            match chars.next() {
+                Some(']') => break,
+                // A range.
+                Some('-') if !empty && !chars.as_str().starts_with(']') => out.push('-'),
+                Some('\\') => match escape(&mut chars) {
+                    Some(c) => push_in_class(&mut out, c),
+                    None => return Err(self.error("an escape that is not known")),
+                },
+                Some(c) => push_in_class(&mut out, c),
+                None => return Err(self.error("a character class does not end")),
+            }
+            empty = false;
+        }
+        if empty {
+            return Err(self.error("a character class is empty"));
+        }
+        self.rest = chars.as_str();
+        out.push_str("]/");
+        Ok(out)
+    }
+
+    fn name(&mut self) -> Option<String> {
+        let end = self.rest.find(|c: char| !(c.is_ascii_alphanumeric() || c == '-' || c == '_'));
+        let name = &self.rest[..end.unwrap_or(self.rest.len())];
+        if !name.starts_with(|c: char| c.is_ascii_alphabetic()) {
+            return None;
+        }
+        let name = name.to_owned();
+        self.rest = &self.rest[name.len()..];
+        Some(name)
+    }
+
+    fn number_of(&mut self, name: &str) -> usize {
+        let next = self.rules.len();
+        *self.rules.entry(name.to_owned()).or_insert(next)
+    }
+
+    fn take(&mut self, token: &str) -> bool {
+        match self.rest.strip_prefix(token) {
+            Some(rest) => {
+                self.rest = rest;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Skips blanks and comments, and line breaks if `lines`.
+    fn skip(&mut self, lines: bool) {
+        loop {
+            let blank = |c: char| c == ' ' || c == '\t' || (lines && (c == '\n' || c == '\r'));
+            self.rest = self.rest.trim_start_matches(blank);
+            if !self.rest.starts_with('#') {
+                return;
+            }
+            self.rest = &self.rest[self.rest.find('\n').unwrap_or(self.rest.len())..];
+        }
+    }
+
+    fn line(&self) -> usize {
+        let at = self.source.len() - self.rest.len();
+        self.source[..at].matches('\n').count() + 1
+    }
+
+    fn error(&self, what: &str) -> TextError {
+        error_at(self.line(), what.to_owned())
+    }
+}
+
+/// A character of a class, safe inside a regular expression.
+fn push_in_class(out: &mut String, c: char) {
+    if c.is_ascii_alphanumeric() || !c.is_ascii() {
+        out.push(c);
+    } else {
+        let _ = write!(out, "\\x{:02x}", u32::from(c));
+    }
+}
+
+/// What follows a backslash.
+fn escape(chars: &mut std::str::Chars<'_>) -> Option<char> {
+    let len = match chars.next()? {
+        'n' => return Some('\n'),
+        'r' => return Some('\r'),
+        't' => return Some('\t'),
+        c @ ('"' | '\\' | '[' | ']' | '-' | '^' | '/' | '.') => return Some(c),
+        'x' => 2,
+        'u' => 4,
+        'U' => 8,
+        _ => return None,
+    };
+    let digits: String = chars.take(len).collect();
+    if digits.len() != len {
+        return None;
+    }
+    u32::from_str_radix(&digits, 16).ok().and_then(char::from_u32)
+}
