@@ -18,7 +18,7 @@ pub(crate) fn to_lark(source: &str) -> Result<String, TextError> {
     let body = parser.rules()?;
     for (name, line) in &parser.used {
         if !parser.defined.contains(name) {
-            return Err(error_at(*line, format!("rule {name:?} is used but not defined")));
+            return Err(error_at(*line, &format!("rule {name:?} is used but not defined")));
         }
     }
     let Some(root) = parser.rules.get("root").filter(|_| parser.defined.iter().any(|name| name == "root"))
@@ -38,7 +38,7 @@ struct Parser<'a> {
     used: Vec<(String, usize)>,
 }
 
-fn error_at(line: usize, what: String) -> TextError {
+fn error_at(line: usize, what: &str) -> TextError {
     TextError::Grammar { kind: KIND, what: format!("line {line}: {what}") }
 }
 
@@ -243,7 +243,7 @@ impl Parser<'_> {
     }
 
     fn error(&self, what: &str) -> TextError {
-        error_at(self.line(), what.to_owned())
+        error_at(self.line(), what)
     }
 }
 

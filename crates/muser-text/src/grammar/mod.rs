@@ -308,5 +308,4 @@ impl TokenizerEnv for VocabularyEnv {
 }
 
 #[cfg(test)]
-#[expect(clippy::needless_pass_by_value, reason = "JSON literals read better by value")]
 mod tests;
