@@ -94,7 +94,7 @@ impl DraftBatch {
 /// K and V live in sliding blocks).
 pub fn check_draft(draft: &Draft, target: &Model, backend: &'static str) -> Result<(), ExecError> {
     let unsupported = |what: String| Err(ExecError::Unsupported { backend, what });
-    if let Err(misfit) = draft.check_target(&target.geometry) {
+    if let Err(misfit) = draft.check_target(target) {
         return unsupported(format!("the draft does not fit the model: {misfit}"));
     }
     if draft.config.sliding.contains(&false) {

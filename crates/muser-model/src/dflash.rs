@@ -11,11 +11,15 @@ use muser_gguf::GgufFile;
 
 use crate::geometry::{Keys, MAX_WIDTH};
 use crate::weights::Binder;
-use crate::{Geometry, Matrix, ModelError};
+use crate::{Matrix, Model, ModelError};
 
 /// Architecture name of a draft in a GGUF file.
 pub const DFLASH_ARCHITECTURE: &str = "dflash";
 
+const MASK_KEY: &str = "tokenizer.ggml.mask_token_id";
+const TOKENS_KEY: &str = "tokenizer.ggml.tokens";
+
+/// Most layers of a draft, and most target layers whose features it reads.
 const MAX_DRAFT_LAYERS: u64 = 64;
 /// Most rows of a draft block; the released drafts have 16.
 const MAX_BLOCK: u64 = 256;
@@ -98,6 +102,26 @@ impl DflashConfig {
         self.kv_heads * self.head_dim
     }
 
+    /// The draft of the released model.
+    pub fn released() -> DflashConfig {
+        DflashConfig {
+            hidden: 6656,
+            ffn: 19968,
+            heads: 32,
+            kv_heads: 8,
+            head_dim: 128,
+            context: 131_072,
+            window: 2048,
+            sliding: vec![true; 5],
+            rope_theta: 500_000.0,
+            rms_eps: 1e-5,
+            block_size: 16,
+            target_layers: vec![2, 14, 26, 38, 50],
+            mask_token: 201_818,
+            vocab: Some(202_048),
+        }
+    }
+
     /// Most tokens of one draft: all rows of a block but the anchor's.
     pub fn max_draft(&self) -> usize {
         self.block_size - 1
@@ -121,7 +145,6 @@ impl DflashConfig {
                 block_size,
             ));
         }
-        let mask_key = "tokenizer.ggml.mask_token_id";
         let config = DflashConfig {
             hidden: keys.size("embedding_length", MAX_WIDTH)?,
             ffn: keys.size("feed_forward_length", MAX_WIDTH)?,
@@ -135,16 +158,16 @@ impl DflashConfig {
             rms_eps: keys.positive("attention.layer_norm_rms_epsilon")?,
             block_size,
             target_layers: target_layers(&keys)?,
-            mask_token: file.u32(mask_key)?,
-            vocab: match file.get("tokenizer.ggml.tokens") {
-                Some(_) => Some(file.array("tokenizer.ggml.tokens")?.len()),
+            mask_token: file.u32(MASK_KEY)?,
+            vocab: match file.get(TOKENS_KEY) {
+                Some(_) => Some(file.array(TOKENS_KEY)?.len()),
                 None => None,
             },
         };
         keys.refuse_unknown_features()?;
         if config.vocab.is_some_and(|vocab| config.mask_token as usize >= vocab) {
             return Err(ModelError::Metadata {
-                key: mask_key.to_owned(),
+                key: MASK_KEY.to_owned(),
                 expected: format!("an id below the {} tokens of the vocabulary", config.vocab.unwrap_or(0)),
                 found: config.mask_token.to_string(),
             });
@@ -172,54 +195,70 @@ impl Draft {
         Ok(Draft { file, config, fc, enc_output_norm, output_norm, layers })
     }
 
-    /// Does this draft fit the target whose tokens and features it will use?
-    pub fn check_target(&self, target: &Geometry) -> Result<(), ModelError> {
+    /// Does this draft fit the target whose embedding table, features and tokens it will use?
+    pub fn check_target(&self, target: &Model) -> Result<(), ModelError> {
         let keys = Keys { file: &self.file, prefix: DFLASH_ARCHITECTURE };
-        let c = &self.config;
-        if c.hidden != target.hidden {
-            return Err(keys.wrong("embedding_length", format!("{}, the target's", target.hidden), c.hidden));
+        let (c, g) = (&self.config, &target.geometry);
+        if c.hidden != g.hidden {
+            return Err(keys.wrong("embedding_length", format!("{}, the target's", g.hidden), c.hidden));
         }
         if let Some(last) = c.target_layers.last()
-            && *last >= target.layers()
+            && *last >= g.layers()
         {
-            return Err(keys.wrong("target_layers", format!("layers below {}", target.layers()), last));
+            return Err(keys.wrong("target_layers", format!("layers below {}", g.layers()), last));
         }
-        let vocabulary = |expected: String, found: usize, key: &str| {
-            Err(ModelError::Metadata { key: key.to_owned(), expected, found: found.to_string() })
+        if c.mask_token as usize >= g.vocab {
+            return Err(ModelError::Metadata {
+                key: MASK_KEY.to_owned(),
+                expected: format!("an id below the {} tokens of the target", g.vocab),
+                found: c.mask_token.to_string(),
+            });
+        }
+        self.check_vocabulary(target)
+    }
+
+    /// Drafts are ids, so both files must mean the same by them, where both say what they mean.
+    fn check_vocabulary(&self, target: &Model) -> Result<(), ModelError> {
+        let wrong = |expected: String, found: String| {
+            Err(ModelError::Metadata { key: TOKENS_KEY.to_owned(), expected, found })
         };
-        match c.vocab {
-            Some(vocab) if vocab != target.vocab => {
-                let expected = format!("{} tokens, as the target has", target.vocab);
-                vocabulary(expected, vocab, "tokenizer.ggml.tokens")
+        let Some(vocab) = self.config.vocab else { return Ok(()) };
+        if vocab != target.geometry.vocab {
+            let expected = format!("{} tokens, as the target has", target.geometry.vocab);
+            return wrong(expected, vocab.to_string());
+        }
+        if target.file.get(TOKENS_KEY).is_none() {
+            return Ok(());
+        }
+        let (ours, theirs) = (self.file.byte_strings(TOKENS_KEY)?, target.file.byte_strings(TOKENS_KEY)?);
+        // The mask may have a name of its own: a target knows it only as one of its reserved tokens.
+        let mask = self.config.mask_token as usize;
+        match ours.zip(theirs).enumerate().find(|(id, (ours, theirs))| ours != theirs && *id != mask) {
+            Some((id, _)) => {
+                wrong("the tokens of the target".to_owned(), format!("another text for token {id}"))
             }
-            _ if c.mask_token as usize >= target.vocab => {
-                let expected = format!("an id below the {} tokens of the target", target.vocab);
-                vocabulary(expected, c.mask_token as usize, "tokenizer.ggml.mask_token_id")
-            }
-            _ => Ok(()),
+            None => Ok(()),
         }
     }
 }
 
-/// A DFlash2 file has convolutions and a selector, which this implementation does not compute.
+/// A DFlash2 file has convolutions and a selector, which DFlash code would silently leave out.
 fn refuse_dflash2(keys: &Keys<'_>) -> Result<(), ModelError> {
+    const EXPECTED: &str = "nothing of this name: this is DFlash, not DFlash2";
+    const FOUND: &str = "a DFlash2 draft, which muser cannot run";
     for name in ["selector_top_k", "selector_rank", "conv_kernel_size", "conv_group_size"] {
-        if let Some(value) = keys.file.get(&keys.key(name)) {
-            return Err(keys.wrong(
-                name,
-                "a DFlash draft, which has no such key",
-                format!("{} (a DFlash2 draft)", value.describe()),
-            ));
+        if keys.file.get(&keys.key(name)).is_some() {
+            return Err(keys.wrong(name, EXPECTED, FOUND));
         }
     }
     let marks = |name: &str| {
-        name == "selector_hidden.weight" || name.contains("attn_conv_") || name.contains("ffn_conv_")
+        name.starts_with("selector_") || name.contains(".attn_conv_") || name.contains(".ffn_conv_")
     };
     match keys.file.tensors().iter().find(|tensor| marks(&tensor.name)) {
         Some(tensor) => Err(ModelError::Tensor {
             name: tensor.name.clone(),
-            expected: "a DFlash draft, which has no such tensor".to_owned(),
-            found: "a DFlash2 draft".to_owned(),
+            expected: EXPECTED.to_owned(),
+            found: FOUND.to_owned(),
         }),
         None => Ok(()),
     }
@@ -228,9 +267,10 @@ fn refuse_dflash2(keys: &Keys<'_>) -> Result<(), ModelError> {
 fn target_layers(keys: &Keys<'_>) -> Result<Vec<usize>, ModelError> {
     let name = "target_layers";
     let key = keys.key(name);
+    // Checked before anything is unpacked: the array may be as long as the file.
     let count = keys.file.array(&key)?.len();
-    if !(1..=64).contains(&count) {
-        return Err(keys.wrong(name, "1 to 64 layers", count));
+    if count == 0 || count > MAX_DRAFT_LAYERS as usize {
+        return Err(keys.wrong(name, format!("1 to {MAX_DRAFT_LAYERS} layers"), count));
     }
     let layers: Vec<u16> = keys.file.integers(&key)?;
     if layers.windows(2).any(|pair| pair[0] >= pair[1]) {

@@ -31,17 +31,17 @@ fn the_bundled_model_loads() {
 fn the_bundled_draft_fits_the_bundled_model() {
     let model = Model::load(models().join("muse-tiny-Q4_K_M.gguf")).expect("the bundled model loads");
     let draft = Draft::load(models().join("muse-tiny-dflash-Q8_0.gguf")).expect("the bundled draft loads");
-    draft.check_target(&model.geometry).expect("they fit");
+    draft.check_target(&model).expect("they fit");
     let c = &draft.config;
     assert_eq!((c.block_size, c.max_draft(), c.target_layers.as_slice()), (8, 7, &[2, 4, 7][..]));
     assert_eq!((draft.layers.len(), draft.fc.cols, c.mask_token), (2, 3 * 512, 4094));
 
-    let mut other = model.geometry.clone();
-    other.sliding.truncate(4);
+    let mut other = model.clone();
+    other.geometry.sliding.truncate(4);
     let error = draft.check_target(&other).expect_err("too few layers").to_string();
     assert_eq!(error, "dflash.target_layers: expected layers below 4, found 7");
-    other = model.geometry.clone();
-    other.vocab += 1;
+    other = model.clone();
+    other.geometry.vocab += 1;
     let error = draft.check_target(&other).expect_err("another vocabulary").to_string();
     assert_eq!(error, "tokenizer.ggml.tokens: expected 4097 tokens, as the target has, found 4096");
     let error = Model::from_gguf(draft.file).map(|_| ()).expect_err("a draft is no model").to_string();

@@ -5,6 +5,7 @@
 //! order by any number of threads. Weights have zero mean and a spread that keeps activations near one through all
 //! layers, so that the arithmetic sees ordinary numbers.
 
+mod draft;
 mod fill;
 mod output;
 mod plan;
@@ -16,7 +17,7 @@ use muser_gguf::{GgmlType, GgufWriter};
 
 pub use plan::{Mix, Preset};
 
-use crate::{Geometry, ModelError};
+use crate::{DflashConfig, Geometry, ModelError};
 use fill::Fill;
 
 /// What to make.
@@ -85,6 +86,25 @@ pub fn tiny(geometry: &Geometry, ty: GgmlType, seed: u64) -> Result<Vec<u8>, Mod
     options.geometry = Some(geometry.clone());
     options.seed = seed;
     to_bytes(&options)
+}
+
+/// Writes a draft model for a target of this vocabulary and seed; progress as for [`write`]. `mix` chooses types as it
+/// does for a text model.
+pub fn write_draft(
+    path: impl AsRef<Path>,
+    config: &DflashConfig,
+    mix: Mix,
+    seed: u64,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<u64, ModelError> {
+    let (header, tensors) = draft::lay_out(config, mix, seed)?;
+    output::to_file(path.as_ref(), &header, &tensors, seed, progress)
+}
+
+/// The same file in memory.
+pub fn draft_to_bytes(config: &DflashConfig, mix: Mix, seed: u64) -> Result<Vec<u8>, ModelError> {
+    let (header, tensors) = draft::lay_out(config, mix, seed)?;
+    output::to_memory(&header, &tensors, seed)
 }
 
 /// The tensor table of a file, without its data: names, dimensions, types. For sizes and cost arithmetic.

@@ -94,7 +94,7 @@ impl Mix {
     }
 
     /// The figure of `general.file_type`; 0 where there is none.
-    fn file_type(self) -> u32 {
+    pub(super) fn file_type(self) -> u32 {
         match self.name().as_str() {
             "f16" => 1,
             "q4_0" => 2,

@@ -125,6 +125,30 @@ fn the_official_mix_has_the_official_sizes() {
 }
 
 #[test]
+fn the_released_draft_has_the_official_sizes() {
+    let tensors = draft::tensors(&DflashConfig::released(), Mix::Medium(GgmlType::Q4_K));
+    let count = |ty| tensors.iter().filter(|tensor| tensor.ty == ty).count();
+    assert_eq!([GgmlType::F32, GgmlType::Q4_K, GgmlType::Q6_K].map(count), [22, 26, 10]);
+    let parameters: u64 = tensors.iter().map(|tensor| tensor.dims.iter().product::<u64>()).sum();
+    assert_eq!(parameters, 2_555_985_152);
+    // The table of the released file; its data ends the file.
+    let table: u64 = tensors
+        .iter()
+        .map(|tensor| 8 + tensor.name.len() as u64 + 4 + 8 * tensor.dims.len() as u64 + 4 + 8)
+        .sum();
+    let data: u64 = tensors
+        .iter()
+        .map(|tensor| {
+            tensor.dims.iter().product::<u64>() / tensor.ty.block_len() as u64
+                * tensor.ty.block_bytes() as u64
+        })
+        .sum();
+    let metadata = 1_631_205_312 - data - table;
+    // The vocabulary of the text model, whose metadata ends at byte 13,070,042, and almost the same other keys.
+    assert!(metadata.abs_diff(13_070_042) < 1000, "{metadata}");
+}
+
+#[test]
 fn a_made_up_vocabulary_is_valid_bpe() {
     let model = model(&SynthOptions::new(Preset::Tiny, Mix::Uniform(GgmlType::Q8_0)));
     check_vocabulary(&model.file);
