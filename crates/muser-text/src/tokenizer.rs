@@ -227,6 +227,7 @@ impl Tokenizer {
         &self.specials
     }
 
+    #[cfg(any(test, feature = "grammar"))]
     pub(crate) fn vocabulary(&self) -> &Vocabulary {
         &self.vocabulary
     }

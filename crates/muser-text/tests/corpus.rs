@@ -10,13 +10,9 @@ mod support;
 
 use muser_gguf::GgufFile;
 use muser_text::{Markers, Specials, Tokenizer};
+use support::sha256;
 
 const HASHES: &str = include_str!("data/corpus-hashes.txt");
-
-fn sha256(bytes: &[u8]) -> String {
-    let digest = ring::digest::digest(&ring::digest::SHA256, bytes);
-    digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
-}
 
 fn check(vocabulary: &str, tokenizer: &Tokenizer) {
     let sections = corpus::sections();

@@ -9,18 +9,13 @@ use muser_text::{
 };
 use serde_json::{Value, json};
 use std::sync::LazyLock;
-use support::{RealVocabulary, cache_folder, real_vocabulary};
+use support::{RealVocabulary, cache_folder, real_vocabulary, sha256};
 
 static VOCABULARY: LazyLock<Option<RealVocabulary>> = LazyLock::new(real_vocabulary);
 
 static TOKENIZER: LazyLock<Option<Tokenizer>> = LazyLock::new(|| {
     VOCABULARY.as_ref().map(|vocabulary| Tokenizer::from_source(&vocabulary.source()).expect("it is valid"))
 });
-
-fn sha256(bytes: &[u8]) -> String {
-    let digest = ring::digest::digest(&ring::digest::SHA256, bytes);
-    digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
-}
 
 fn ids(text: &str) -> Vec<u32> {
     text.split_whitespace().map(|id| id.parse().expect("an id")).collect()

@@ -54,12 +54,17 @@ impl Default for ChatInput {
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    /// The template shows a system message only at the front and drops others in silence.
+    drops_late_systems: bool,
 }
 
 const TEMPLATE_KEY: &str = "tokenizer.chat_template";
 
 /// Name of the one template of an environment.
 const NAME: &str = "chat_template";
+
+/// Text of a system message that stands late, to see whether a template shows it.
+const LATE: &str = "a late system message";
 
 /// What opens the answer channel after the generation prompt.
 const ANSWER_HEADER: &str = " to=user<|message|>";
@@ -84,7 +89,13 @@ impl ChatTemplate {
         environment
             .add_template_owned(NAME, environment::without_generation_tags(source))
             .map_err(|e| template_error(&e))?;
-        Ok(ChatTemplate { environment })
+        let mut template = ChatTemplate { environment, drops_late_systems: false };
+        let probe = [("user", "a"), ("system", LATE), ("user", "b")]
+            .map(|(role, content)| serde_json::json!({"role": role, "content": content}));
+        let context = serde_json::json!({"messages": probe, "bos_token": "", "eos_token": ""});
+        // A template that refuses such a conversation says so when one comes.
+        template.drops_late_systems = template.run(&context).is_ok_and(|rendered| !rendered.contains(LATE));
+        Ok(template)
     }
 
     /// The prompt as text, for people. Do not tokenise it: what a user wrote would become control tokens. That is what
@@ -116,8 +127,9 @@ impl ChatTemplate {
         for (name, value) in &input.variables {
             context.insert(name.clone(), shield.cover(value));
         }
-        context
-            .insert("messages".into(), input.messages.iter().map(|message| shield.cover(message)).collect());
+        let messages =
+            if self.drops_late_systems { systems_first(&input.messages) } else { input.messages.clone() };
+        context.insert("messages".into(), messages.iter().map(|message| shield.cover(message)).collect());
         if !input.tools.is_empty() {
             context.insert("tools".into(), input.tools.iter().map(|tool| shield.cover(tool)).collect());
         }
@@ -126,14 +138,29 @@ impl ChatTemplate {
             let text = id.and_then(|id| tokenizer.token_bytes(id)).map(String::from_utf8_lossy);
             context.insert(name.into(), text.unwrap_or_default().into());
         }
-        let template = self.environment.get_template(NAME).map_err(|e| template_error(&e))?;
-        let mut rendered =
-            template.render(TemplateValue::from(Serde(&context))).map_err(|e| template_error(&e))?;
+        let mut rendered = self.run(&Value::Object(context))?;
         if input.answer_directly {
             rendered.push_str(ANSWER_HEADER);
         }
         Ok(rendered)
     }
+
+    fn run(&self, context: &Value) -> Result<String, TextError> {
+        let template = self.environment.get_template(NAME).map_err(|e| template_error(&e))?;
+        template.render(TemplateValue::from(Serde(context))).map_err(|e| template_error(&e))
+    }
+}
+
+/// The conversation with all system messages joined at the front, if there is one later on.
+fn systems_first(messages: &[Value]) -> Vec<Value> {
+    let is_system = |message: &&Value| message["role"] == "system";
+    if !messages.iter().skip(1).any(|message| is_system(&message)) {
+        return messages.to_vec();
+    }
+    let texts: Vec<&str> =
+        messages.iter().filter(is_system).filter_map(|message| message["content"].as_str()).collect();
+    let first = serde_json::json!({"role": "system", "content": texts.join("\n\n")});
+    std::iter::once(first).chain(messages.iter().filter(|message| !is_system(message)).cloned()).collect()
 }
 
 /// Our error for an engine's: what a template raises is about the conversation, all else about the template.

@@ -6,19 +6,36 @@
 
 use crate::error::{TextError, shown};
 use serde_json::{Map, Value, json};
+use std::collections::HashMap;
 
 /// Longest tool name accepted, in characters.
 const MAX_TOOL_NAME: usize = 128;
 
 /// Brings the `messages` of a request into the shape for [`super::ChatInput`].
 ///
-/// Roles: `system` and `developer` (the same), `user`, `assistant`, `tool` and `function` (the same).
+/// Roles: `system` and `developer` (the same), `user`, `assistant`, `tool` and `function` (the same). A tool's message
+/// without a name gets that of the call it answers.
 pub fn normalise_messages(messages: &[Value]) -> Result<Vec<Value>, TextError> {
-    messages
-        .iter()
-        .enumerate()
-        .map(|(index, message)| one_message(&format!("messages[{index}]"), message))
-        .collect()
+    let mut called: HashMap<String, String> = HashMap::new();
+    let mut out = Vec::with_capacity(messages.len());
+    for (index, message) in messages.iter().enumerate() {
+        let mut message = one_message(&format!("messages[{index}]"), message)?;
+        for call in message["tool_calls"].as_array().into_iter().flatten() {
+            if let (Some(id), Some(name)) = (call["id"].as_str(), call["function"]["name"].as_str()) {
+                called.insert(id.to_owned(), name.to_owned());
+            }
+        }
+        if let Value::Object(fields) = &mut message
+            && fields["role"] == "tool"
+            && !fields.contains_key("name")
+            && let Some(name) =
+                fields.get("tool_call_id").and_then(Value::as_str).and_then(|id| called.get(id))
+        {
+            fields.insert("name".to_owned(), name.as_str().into());
+        }
+        out.push(message);
+    }
+    Ok(out)
 }
 
 /// Brings the `tools` of a request into the shape for [`super::ChatInput`]:
@@ -81,7 +98,9 @@ fn one_message(at: &str, message: &Value) -> Result<Value, TextError> {
         }
         "tool" => {
             for key in ["tool_call_id", "name"] {
-                if let Some(text) = optional_text(at, fields, key)? {
+                if let Some(text) = optional_text(at, fields, key)?
+                    && !text.is_empty()
+                {
                     out.insert(key.into(), text.into());
                 }
             }

@@ -53,7 +53,7 @@ fn the_bundled_template_renders_a_history_with_tools() {
              "function": {"name": "get_weather", "arguments": {"city": "Bern", "flags": ["<a>", true, null]}}},
         ]},
         {"role": "tool", "tool_call_id": "c1", "content": "{\"t\": 14}"},
-        {"role": "tool", "tool_call_id": "c2", "name": "get_weather", "content": "15"},
+        {"role": "function", "name": "get_weather", "content": "15"},
         {"role": "assistant", "content": "14 and 15."},
         {"role": "user", "content": "Thanks"},
         {"role": "user", "content": "Bye"},
@@ -79,7 +79,7 @@ fn the_bundled_template_renders_a_history_with_tools() {
             "<atem:parameter name=\"city\">Bern</atem:parameter>\n",
             "<atem:parameter name=\"flags\">[\"<a>\", true, null]</atem:parameter>\n",
             "</atem:invoke>\n</atem:function_calls><|eot|>",
-            "<|start|>tool c1<|message|><tool_output name=\"c1\">\n{\"t\": 14}\n</tool_output><|eot|>",
+            "<|start|>tool get_weather<|message|><tool_output name=\"get_weather\">\n{\"t\": 14}\n</tool_output><|eot|>",
             "<|start|>tool get_weather<|message|><tool_output name=\"get_weather\">\n15\n</tool_output><|eot|>",
             "<|start|>assistant to=user<|message|>14 and 15.<|eot|>",
             "<|start|>user<|message|>Thanks<|eot|><|start|>user<|message|>Bye<|eot|>",
@@ -87,6 +87,28 @@ fn the_bundled_template_renders_a_history_with_tools() {
         ]
         .concat(),
     );
+}
+
+#[test]
+fn late_system_messages_are_not_lost() {
+    // The bundled template shows only a first one.
+    check(
+        &input(json!([
+            {"role": "user", "content": "Hi"},
+            {"role": "system", "content": "Be kind."},
+            {"role": "assistant", "content": "Hello"},
+            {"role": "developer", "content": "Be brief."},
+        ])),
+        concat!(
+            "<|begin_of_text|><|start|>system<|message|>Be kind.\n\nBe brief.<|eot|>",
+            "<|start|>user<|message|>Hi<|eot|><|start|>assistant to=user<|message|>Hello<|eot|><|start|>assistant",
+        ),
+    );
+    // A template that shows them where they are is left to it.
+    let source = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }} {% endfor %}";
+    let messages = json!([{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]);
+    let template = ChatTemplate::compile(source).expect("compiles");
+    assert_eq!(template.render(tiny_tokenizer(), &input(messages)).as_deref(), Ok("u:a s:b "));
 }
 
 #[test]

@@ -1,6 +1,9 @@
 //! The real vocabulary for tests: fetched once, never committed.
 
+#![allow(dead_code, reason = "every test program uses a part of it")]
+
 use std::collections::HashMap;
+use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -53,6 +56,15 @@ pub(crate) fn real_vocabulary() -> Option<RealVocabulary> {
     }
     let ranks = std::fs::read_to_string(cache.join("llama4.tiktoken")).expect("the script wrote it");
     Some(from_ranks(&ranks))
+}
+
+/// SHA-256 in hexadecimal.
+pub(crate) fn sha256(bytes: &[u8]) -> String {
+    let mut out = String::new();
+    for byte in ring::digest::digest(&ring::digest::SHA256, bytes).as_ref() {
+        write!(out, "{byte:02x}").expect("writing to a string cannot fail");
+    }
+    out
 }
 
 fn from_ranks(ranks: &str) -> RealVocabulary {
