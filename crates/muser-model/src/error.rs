@@ -8,7 +8,7 @@ pub enum ModelError {
     #[error(transparent)]
     Gguf(#[from] muser_gguf::GgufError),
     /// A metadata key is missing or has a figure that cannot be.
-    #[error("{key}: expected {expected}, found {found}")]
+    #[error("metadata key {key}: expected {expected}, found {found}")]
     Metadata {
         /// The key.
         key: String,

@@ -1,4 +1,9 @@
 //! The tensors of a model, looked up by name, checked against the geometry and bound to the mapped file.
+//!
+//! Tolerated: trailing dimensions of 1, norm vectors in F16 or BF16, a factor (`<stem>.scale`) beside any matrix, tensors
+//! that the architecture does not have. Refused: everything else, also files without `attn_q_norm` and `attn_k_norm`
+//! (some converters leave them out), since such files may also have the rows of Q and K in another order, which no key
+//! tells.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -39,15 +39,18 @@ fn the_bundled_draft_fits_the_bundled_model() {
     let mut other = model.clone();
     other.geometry.sliding.truncate(4);
     let error = draft.check_target(&other).expect_err("too few layers").to_string();
-    assert_eq!(error, "dflash.target_layers: expected layers below 4, found 7");
+    assert_eq!(error, "metadata key dflash.target_layers: expected layers below 4, found 7");
     other = model.clone();
     other.geometry.vocab += 1;
     let error = draft.check_target(&other).expect_err("another vocabulary").to_string();
-    assert_eq!(error, "tokenizer.ggml.tokens: expected 4097 tokens, as the target has, found 4096");
+    assert_eq!(
+        error,
+        "metadata key tokenizer.ggml.tokens: expected 4097 tokens, as the target has, found 4096"
+    );
     let error = Model::from_gguf(draft.file).map(|_| ()).expect_err("a draft is no model").to_string();
     assert_eq!(
         error,
-        "general.architecture: expected \"muse-glimmer\", found \"dflash\" (a draft model, which works only beside its \
+        "metadata key general.architecture: expected \"muse-glimmer\", found \"dflash\" (a draft model, which works only beside its \
          target)"
     );
 }

@@ -77,21 +77,21 @@ fn synthetic_drafts_load_and_fit() {
 #[test]
 fn wrong_figures_are_refused() {
     let rows: &[(&str, Value<'_>, &str)] = &[
-        ("dflash.block_count", Value::U32(65), "dflash.block_count: expected 1 to 64, found 65"),
+        ("dflash.block_count", Value::U32(65), "metadata key dflash.block_count: expected 1 to 64, found 65"),
         (
             "dflash.block_size",
             Value::U32(1),
-            "dflash.block_size: expected 2 to 256, the anchor and drafts, found 1",
+            "metadata key dflash.block_size: expected 2 to 256, the anchor and drafts, found 1",
         ),
         (
             "dflash.attention.head_count_kv",
             Value::U32(3),
-            "dflash.attention.head_count_kv: expected a divisor of the 4 query heads, found 3",
+            "metadata key dflash.attention.head_count_kv: expected a divisor of the 4 query heads, found 3",
         ),
         (
             "dflash.attention.causal",
             Value::Bool(true),
-            "dflash.attention.causal: expected false: rows of a draft block see each other, found true",
+            "metadata key dflash.attention.causal: expected false: rows of a draft block see each other, found true",
         ),
         (
             "dflash.target_layers",
@@ -106,7 +106,7 @@ fn wrong_figures_are_refused() {
         (
             "dflash.selector_top_k",
             Value::U32(16),
-            "dflash.selector_top_k: expected nothing of this name: this is DFlash, not DFlash2, found a DFlash2 draft, \
+            "metadata key dflash.selector_top_k: expected nothing of this name: this is DFlash, not DFlash2, found a DFlash2 draft, \
              which muser cannot run",
         ),
     ];
@@ -125,12 +125,15 @@ fn a_draft_of_another_target_is_refused() {
     let misfit = |draft: &Draft, target: &Model| draft.check_target(target).expect_err("refused").to_string();
     assert_eq!(
         misfit(&draft, &target(500)),
-        "tokenizer.ggml.mask_token_id: expected an id below the 500 tokens of the target, found 500"
+        "metadata key tokenizer.ggml.mask_token_id: expected an id below the 500 tokens of the target, found 500"
     );
     let mut other = target(512);
     other.geometry.hidden = 512;
-    assert_eq!(misfit(&draft, &other), "dflash.embedding_length: expected 512, the target's, found 256");
+    assert_eq!(
+        misfit(&draft, &other),
+        "metadata key dflash.embedding_length: expected 512, the target's, found 256"
+    );
     other = target(512);
     other.geometry.sliding.truncate(3);
-    assert_eq!(misfit(&draft, &other), "dflash.target_layers: expected layers below 3, found 3");
+    assert_eq!(misfit(&draft, &other), "metadata key dflash.target_layers: expected layers below 3, found 3");
 }

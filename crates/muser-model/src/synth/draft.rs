@@ -111,9 +111,9 @@ pub(super) fn tensors(c: &DflashConfig, mix: Mix) -> Vec<Planned> {
 
 /// Drafts have few layers: mixes with more bits have them for `attn_v` and `ffn_down` of every layer.
 fn pick_type(stem: &str, mix: Mix) -> GgmlType {
+    let more_bits = stem.ends_with("attn_v") || stem.ends_with("ffn_down");
     match mix {
-        Mix::Uniform(ty) | Mix::Small(ty) => ty,
-        Mix::Medium(_) if stem.ends_with("attn_v") || stem.ends_with("ffn_down") => GgmlType::Q6_K,
-        Mix::Medium(ty) => ty,
+        Mix::Medium(_) if more_bits => GgmlType::Q6_K,
+        Mix::Uniform(ty) | Mix::Small(ty) | Mix::Medium(ty) => ty,
     }
 }

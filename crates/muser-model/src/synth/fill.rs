@@ -5,6 +5,7 @@
 //! integer times one f32 constant. Quantised tensors are the word stream itself as block bytes, in which the scale fields
 //! are overwritten with scales for the wanted spread and a mean of zero.
 
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use muser_gguf::GgmlType;
 
@@ -88,13 +89,25 @@ fn words(out: &mut [u8], key: u64, first: u64) {
 }
 
 fn floats(out: &mut [u8], ty: GgmlType, value: impl Fn(u64) -> f32) {
+    // Conversion is fast in slices and slow one by one.
+    const STEP: usize = 256;
+    let (mut values, mut half) = ([0.0_f32; STEP], [f16::ZERO; STEP]);
     let width = ty.block_bytes();
-    for (chunk, index) in out.chunks_exact_mut(width).zip(0..) {
-        let value = value(index);
+    for (chunk, step) in out.chunks_mut(STEP * width).zip(0_u64..) {
+        let count = chunk.len() / width;
+        for (slot, index) in values[..count].iter_mut().zip(step * STEP as u64..) {
+            *slot = value(index);
+        }
+        let places = chunk.chunks_exact_mut(width);
         match ty {
-            GgmlType::F16 => chunk.copy_from_slice(&f16::from_f32(value).to_le_bytes()),
-            GgmlType::BF16 => chunk.copy_from_slice(&bf16::from_f32(value).to_le_bytes()),
-            _ => chunk.copy_from_slice(&value.to_le_bytes()),
+            GgmlType::F16 => {
+                half.convert_from_f32_slice(&values);
+                places.zip(&half).for_each(|(place, value)| place.copy_from_slice(&value.to_le_bytes()));
+            }
+            GgmlType::BF16 => places
+                .zip(&values)
+                .for_each(|(place, value)| place.copy_from_slice(&bf16::from_f32(*value).to_le_bytes())),
+            _ => places.zip(&values).for_each(|(place, value)| place.copy_from_slice(&value.to_le_bytes())),
         }
     }
 }

@@ -13,7 +13,7 @@ mod vocabulary;
 
 use std::path::{Path, PathBuf};
 
-use muser_gguf::{GgmlType, GgufWriter};
+use muser_gguf::{GgmlType, GgufHeader, GgufWriter};
 
 pub use plan::{Mix, Preset};
 
@@ -107,13 +107,18 @@ pub fn draft_to_bytes(config: &DflashConfig, mix: Mix, seed: u64) -> Result<Vec<
     output::to_memory(&header, &tensors, seed)
 }
 
+/// Only the header of a file, for tests that need no weights.
+pub fn header(options: &SynthOptions) -> Result<GgufHeader, ModelError> {
+    Ok(lay_out(options)?.0)
+}
+
 /// The tensor table of a file, without its data: names, dimensions, types. For sizes and cost arithmetic.
 pub fn table(options: &SynthOptions) -> Result<Vec<(String, Vec<u64>, GgmlType)>, ModelError> {
     let geometry = plan::geometry(options);
     Ok(plan::tensors(&geometry, options).into_iter().map(|t| (t.name, t.dims, t.ty)).collect())
 }
 
-fn lay_out(options: &SynthOptions) -> Result<(muser_gguf::GgufHeader, Vec<Planned>), ModelError> {
+fn lay_out(options: &SynthOptions) -> Result<(GgufHeader, Vec<Planned>), ModelError> {
     let geometry = plan::geometry(options);
     let vocabulary = match &options.tokenizer_model {
         Some(path) => vocabulary::from_ranks(path, geometry.vocab)?,
