@@ -17,6 +17,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result};
 use muser_backend::{Executor, KvType, ReferenceExecutor};
+use muser_cpu::{CpuExecutor, CpuOptions, Repack};
 use muser_gguf::GgmlType;
 use muser_model::Model;
 use muser_model::cost::{Cost, CostOptions};
@@ -28,7 +29,7 @@ use self::plan::Test;
 use self::report::{Rep, Report, TestResult};
 use self::stats::{median, round, spread};
 use self::subject::Subject;
-use crate::cli::{BackendChoice, BenchArgs};
+use crate::cli::{BackendChoice, BenchArgs, RepackChoice};
 use crate::env_vars;
 use crate::model_file::ModelSource;
 use crate::output::{Console, Progress, usage_error};
@@ -58,13 +59,14 @@ fn measure(args: &BenchArgs, source: &ModelSource, console: &Console) -> Result<
     let tests = plan::tests(&args.prompt, args.gen_tokens, &args.depth, &args.rows, &args.draft_rows);
     let date = receipt::utc_now();
     let load_before = noise::load_average();
-    let (mut subject, model, load_s) = load(args, source, &tests)?;
+    let Loaded { subject, model, repacked_bytes, load_s, first_token_s } = load(args, source, &tests)?;
+    let mut subject = Some(subject);
     let facts = ModelFacts::of(&model.file, &source.label());
     let threads = args
         .model
         .threads
         .map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from);
-    let probe = Probe::new(threads);
+    let mut probe = Probe::new(args.model.threads.map(usize::from))?;
 
     let names: Vec<String> = tests.iter().map(Test::to_string).collect();
     let command = args.compare.as_deref().map(|c| compare::command_line(c, &source.label(), &names, threads));
@@ -76,19 +78,19 @@ fn measure(args: &BenchArgs, source: &ModelSource, console: &Console) -> Result<
     let mut probes = Vec::new();
     for rep in 0..args.reps {
         if subject.is_none() {
-            subject = load(args, source, &tests)?.0;
+            subject = Some(load(args, source, &tests)?.subject);
         }
         let running = subject.as_mut().context("bug: the model is loaded")?;
         if rep == 0 || args.reload {
             warm_up(running, &tests)?;
         }
-        let mut before = probe.bytes_per_s() / 1e9;
+        let mut before = probe.bytes_per_s()? / 1e9;
         probes.push(before);
         for (test, result) in tests.iter().zip(&mut results) {
             let counters = Counters::now();
             let times = running.run(*test, test.steps(args.gen_tokens))?;
             let noise = Counters::now().since(&counters);
-            let after = probe.bytes_per_s() / 1e9;
+            let after = probe.bytes_per_s()? / 1e9;
             probes.push(after);
             let ms: Vec<f64> = times.iter().map(|t| t.as_secs_f64() * 1e3).collect();
             let median_ms = median(&ms).context("bug: a test has steps")?;
@@ -140,10 +142,12 @@ fn measure(args: &BenchArgs, source: &ModelSource, console: &Console) -> Result<
         route: info.route,
         threads,
         repack: format!("{:?}", args.repack).to_lowercase(),
+        repacked_bytes,
         model: facts,
         weight_bytes_per_token: cost(0).streamed_bytes,
         date,
         load_s: round(load_s, 3),
+        first_token_s: round(first_token_s, 3),
         bandwidth: round(median(&probes).unwrap_or(0.0), 2),
         bandwidth_probes: probes.iter().map(|p| round(*p, 2)).collect(),
         load_average: (load_before, noise::load_average()),
@@ -152,8 +156,19 @@ fn measure(args: &BenchArgs, source: &ModelSource, console: &Console) -> Result<
     })
 }
 
-/// Opens the model, builds the executor and its KV; returns the seconds that took.
-fn load(args: &BenchArgs, source: &ModelSource, tests: &[Test]) -> Result<(Option<Subject>, Model, f64)> {
+/// A model that is ready to run.
+struct Loaded {
+    subject: Subject,
+    model: Model,
+    repacked_bytes: u64,
+    /// Seconds from opening the file to a ready executor.
+    load_s: f64,
+    /// Seconds from opening the file to the logits of a first token.
+    first_token_s: f64,
+}
+
+/// Opens the model, builds the executor and its KV.
+fn load(args: &BenchArgs, source: &ModelSource, tests: &[Test]) -> Result<Loaded> {
     let start = Instant::now();
     let model = source.load()?;
     for test in tests {
@@ -165,7 +180,7 @@ fn load(args: &BenchArgs, source: &ModelSource, tests: &[Test]) -> Result<(Optio
             )));
         }
     }
-    let executor = executor(args, model.clone())?;
+    let (executor, repacked_bytes) = executor(args, model.clone())?;
     let most = executor.info().max_rows as u32;
     if let Some(test) = tests.iter().find(|t| !matches!(t, Test::Prompt(_)) && t.tokens_per_step() > most) {
         return Err(usage_error(format!(
@@ -173,14 +188,27 @@ fn load(args: &BenchArgs, source: &ModelSource, tests: &[Test]) -> Result<(Optio
         )));
     }
     let load_s = start.elapsed().as_secs_f64();
-    let subject = Subject::new(executor, model.geometry.clone(), tests, args.gen_tokens)?;
-    Ok((Some(subject), model, load_s))
+    let mut subject = Subject::new(executor, model.geometry.clone(), tests, args.gen_tokens)?;
+    subject.run(Test::Generate { depth: 0 }, 1)?;
+    let first_token_s = start.elapsed().as_secs_f64();
+    Ok(Loaded { subject, model, repacked_bytes, load_s, first_token_s })
 }
 
-fn executor(args: &BenchArgs, model: Model) -> Result<Box<dyn Executor>> {
+/// The executor and the bytes of its repacked copy of the weights.
+fn executor(args: &BenchArgs, model: Model) -> Result<(Box<dyn Executor>, u64)> {
     match args.model.backend {
-        BackendChoice::Scalar => Ok(Box::new(ReferenceExecutor::new(model, KvType::F16)?)),
-        BackendChoice::Cpu => crate::executor::build(model, &args.model, None),
+        BackendChoice::Scalar => Ok((Box::new(ReferenceExecutor::new(model, KvType::F16)?), 0)),
+        BackendChoice::Cpu => {
+            let repack = match args.repack {
+                RepackChoice::Auto => Repack::Auto,
+                RepackChoice::On => Repack::On,
+                RepackChoice::Off => Repack::Off,
+            };
+            let threads = args.model.threads.map(usize::from);
+            let executor = CpuExecutor::new(model, CpuOptions { threads, repack, ..CpuOptions::default() })?;
+            let repacked = executor.describe().repacked_bytes as u64;
+            Ok((Box::new(executor), repacked))
+        }
     }
 }
 

@@ -74,9 +74,8 @@ pub fn run(args: CostArgs, console: &Console) -> Result<()> {
     }
     let options = CostOptions { context: args.context, slots: args.slots, ..CostOptions::default() };
     let cost = Cost::of_file(&file, &geometry, options);
-    let threads =
-        args.threads.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from);
-    let bandwidth = (!args.no_probe).then(|| Probe::new(threads).bytes_per_s());
+    let bandwidth =
+        if args.no_probe { None } else { Some(Probe::new(args.threads.map(usize::from))?.bytes_per_s()?) };
     let report = Report {
         model: source.label(),
         commit: COMMIT,

@@ -24,6 +24,8 @@ pub struct Report {
     pub threads: usize,
     /// Were weights copied into another layout, as asked: `auto`, `on`, `off`.
     pub repack: String,
+    /// Bytes of the copy.
+    pub repacked_bytes: u64,
     /// The model.
     pub model: ModelFacts,
     /// Weight bytes that one token reads.
@@ -32,6 +34,8 @@ pub struct Report {
     pub date: String,
     /// Seconds from opening the file to a ready executor.
     pub load_s: f64,
+    /// Seconds from opening the file to the logits of a first token.
+    pub first_token_s: f64,
     /// Median of the read bandwidth probes, GB/s (1e9).
     pub bandwidth: f64,
     /// All probes in order: before the first measurement, between them, after the last.
@@ -98,8 +102,9 @@ impl Report {
         };
         line(format_args!("{}, {}", self.model.file, self.device));
         line(format_args!(
-            "loaded in {:.2} s; {:.2} GB of weights per token; memory reads at {:.1} GB/s (probes {})",
+            "loaded in {:.2} s, first token after {:.2} s; {:.2} GB of weights per token; memory reads at {:.1} GB/s (probes {})",
             self.load_s,
+            self.first_token_s,
             self.weight_bytes_per_token as f64 / 1e9,
             self.bandwidth,
             range(&self.bandwidth_probes),

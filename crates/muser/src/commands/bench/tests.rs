@@ -19,7 +19,7 @@ fn tiny() -> (tempfile::TempDir, ModelSource, BenchArgs) {
         rows: vec![2],
         draft_rows: vec![4],
         reps: 2,
-        repack: crate::cli::RepackChoice::Auto,
+        repack: RepackChoice::Auto,
         compare: None,
         reload: false,
         receipt: None,
@@ -82,6 +82,15 @@ fn every_kind_of_test_is_measured_in_turn_with_another_program() {
     }
     assert_eq!(json["tests"][1]["test"], "tg@0");
     assert!(json["tests"][1]["tok_s"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
+fn the_fast_backend_is_measured_too() {
+    let (_folder, source, mut args) = tiny();
+    args.model.backend = BackendChoice::Cpu;
+    let report = measure(&args, &source, &console()).unwrap();
+    assert_eq!((report.backend.as_str(), report.tests.len()), ("cpu", 7));
+    assert!(report.tests.iter().all(|test| test.tok_s > 0.0));
 }
 
 #[test]
