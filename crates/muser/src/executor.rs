@@ -1,6 +1,7 @@
 //! The one place where a backend is chosen.
 
 use muser_backend::{Executor, KvType, ReferenceExecutor};
+use muser_cpu::{CpuExecutor, CpuOptions};
 use muser_model::Model;
 
 use crate::cli::{BackendChoice, KvChoice, ModelArgs};
@@ -17,7 +18,8 @@ pub fn build(model: Model, args: &ModelArgs, kv: Option<KvChoice>) -> anyhow::Re
             Err(usage_error("--kv f32 needs --backend scalar: the cpu backend stores f16"))
         }
         (BackendChoice::Cpu, _) => {
-            anyhow::bail!("the cpu backend is not in this build yet; use --backend scalar")
+            let options = CpuOptions { threads: args.threads.map(usize::from), ..CpuOptions::default() };
+            Ok(Box::new(CpuExecutor::new(model, options)?))
         }
     }
 }

@@ -10,6 +10,7 @@
 mod cli;
 mod commands;
 mod doctor;
+
 mod env_vars;
 mod executor;
 mod generate;
@@ -18,6 +19,7 @@ mod inspect;
 mod interrupt;
 mod model_file;
 mod npy;
+mod one_sequence;
 mod output;
 mod receipt;
 

@@ -36,7 +36,9 @@ impl ModelSource {
         if let Some(path) = pulled_default()? {
             return Ok(Self::File(path));
         }
-        console.note("no model named or pulled: using the bundled Muse Tiny (a toy of 31.5 M parameters); `muser pull` brings the real one");
+        console.note(
+            "using the bundled Muse Tiny, a toy of 31.5 M parameters; `muser pull` brings the 30B model",
+        );
         Ok(Self::Bundled)
     }
 

@@ -38,19 +38,19 @@ pub enum BackendChoice {
 #[command(next_help_heading = "Sampling options")]
 pub struct SamplingArgs {
     /// Temperature; 0 always takes the most likely token
-    #[arg(long, value_name = "T", default_value_t = 1.0, value_parser = non_negative)]
+    #[arg(long, value_name = "T", default_value_t = 1.0, value_parser = non_negative, allow_negative_numbers = true)]
     pub temp: f32,
     /// Keep the most likely tokens that together have this probability
-    #[arg(long, value_name = "P", default_value_t = 0.95, value_parser = probability)]
+    #[arg(long, value_name = "P", default_value_t = 0.95, value_parser = probability, allow_negative_numbers = true)]
     pub top_p: f32,
     /// Keep this many of the most likely tokens; 0 keeps all
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub top_k: u32,
     /// Drop tokens less likely than this share of the most likely one
-    #[arg(long, value_name = "P", default_value_t = 0.0, value_parser = probability)]
+    #[arg(long, value_name = "P", default_value_t = 0.0, value_parser = probability, allow_negative_numbers = true)]
     pub min_p: f32,
     /// Divide the logits of tokens seen before (multiply when negative); 1 is off
-    #[arg(long, value_name = "F", default_value_t = 1.0, value_parser = positive)]
+    #[arg(long, value_name = "F", default_value_t = 1.0, value_parser = positive, allow_negative_numbers = true)]
     pub repeat_penalty: f32,
     /// Take this off the logits of tokens in the answer so far
     #[arg(long, value_name = "F", default_value_t = 0.0, value_parser = finite, allow_negative_numbers = true)]

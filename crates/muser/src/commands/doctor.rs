@@ -1,9 +1,143 @@
-//! `muser doctor`: what this machine offers.
+//! `muser doctor`: what this machine offers, what muser uses of it and why, and whether it computes right.
+
+use std::io::Write as _;
+
+use muser_cpu::{CpuDescription, CpuExecutor, CpuOptions, ISA_VARIABLE, Isa, Repack};
+use muser_hub::ModelStore;
+use serde::Serialize;
 
 use crate::cli::DoctorArgs;
-use crate::output::Console;
+use crate::doctor::{Machine, TypeResult, self_test, tested_types};
+use crate::env_vars;
+use crate::model_file::ModelSource;
+use crate::output::{Console, HintExt as _, Progress, sanitize};
+
+/// All that is said.
+#[derive(Serialize)]
+struct Diagnosis {
+    version: &'static str,
+    machine: Machine,
+    cpu: CpuReport,
+    store: Option<String>,
+    models: usize,
+    self_test: Vec<TypeResult>,
+}
+
+/// What the CPU backend chose.
+#[derive(Serialize)]
+struct CpuReport {
+    threads: usize,
+    instruction_set: &'static str,
+    supported: Vec<&'static str>,
+    why: String,
+}
 
 /// Runs the command.
-pub fn run(_args: DoctorArgs, _console: &Console) -> anyhow::Result<()> {
-    anyhow::bail!("`muser doctor` is not built yet")
+pub fn run(args: DoctorArgs, console: &Console) -> anyhow::Result<()> {
+    let threads = args.threads.map(usize::from);
+    let options = CpuOptions { threads, repack: Repack::Off, ..CpuOptions::default() };
+    let executor = CpuExecutor::new(ModelSource::Bundled.load()?, options)?;
+    let cpu = CpuReport::new(executor.describe());
+    drop(executor);
+    let mut self_tests = Vec::new();
+    if !args.no_self_test {
+        let types = tested_types();
+        let progress = Progress::steps(console, "self-test", types.len() as u64, "types");
+        for ty in types {
+            self_tests.push(self_test(ty, threads)?);
+            progress.advance(1);
+        }
+        progress.finish();
+    }
+    let store = ModelStore::open(env_vars::muser_home().as_deref()).ok();
+    let models = store.as_ref().and_then(|store| store.list().ok()).map_or(0, |models| models.len());
+    let diagnosis = Diagnosis {
+        version: env!("CARGO_PKG_VERSION"),
+        machine: Machine::find(),
+        cpu,
+        store: store.map(|store| store.dir().display().to_string()),
+        models,
+        self_test: self_tests,
+    };
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        serde_json::to_writer_pretty(&mut out, &diagnosis)?;
+        writeln!(out)?;
+    } else {
+        print(&diagnosis, &mut out)?;
+    }
+    out.flush()?;
+    let faults =
+        diagnosis.self_test.iter().flat_map(|ty| &ty.paths).filter(|path| path.fault.is_some()).count();
+    if faults > 0 {
+        return Err(anyhow::anyhow!("{faults} kernel paths compute wrong on this machine")).hint(format!(
+            "{ISA_VARIABLE}=scalar avoids vector instructions; please report the table above"
+        ));
+    }
+    Ok(())
+}
+
+impl CpuReport {
+    fn new(found: &CpuDescription) -> Self {
+        let why = if std::env::var_os(ISA_VARIABLE).is_some() {
+            format!("{ISA_VARIABLE} asks for it")
+        } else if found.isa == Isa::Scalar {
+            "this processor has none of the vector sets that muser uses".to_owned()
+        } else {
+            "the fastest that this processor has".to_owned()
+        };
+        Self {
+            threads: found.threads,
+            instruction_set: found.isa.label(),
+            supported: found.supported.iter().map(|isa| isa.label()).collect(),
+            why,
+        }
+    }
+}
+
+fn print(diagnosis: &Diagnosis, out: &mut impl std::io::Write) -> std::io::Result<()> {
+    let mut line = |label: &str, value: String| writeln!(out, "{label:<17}{}", sanitize(&value));
+    let unknown = || "unknown".to_owned();
+    let machine = &diagnosis.machine;
+    line("muser", diagnosis.version.to_owned())?;
+    line("processor", machine.cpu.clone().unwrap_or_else(unknown))?;
+    let count = |count: Option<usize>| count.map_or_else(unknown, |count| count.to_string());
+    let mut cpus = format!("{} logical, {} cores", count(machine.logical_cpus), count(machine.cores));
+    if let Some(allowed) = &machine.allowed_cpus {
+        cpus.extend(["; this process may use ", allowed]);
+    }
+    if let Some(percent) = machine.cpu_quota_percent {
+        cpus = format!("{cpus}; the container's quota is {} of them", percent as f64 / 100.0);
+    }
+    line("processors", cpus)?;
+    let gib = |bytes: Option<u64>| {
+        bytes.map_or_else(unknown, |bytes| format!("{:.1} GiB", bytes as f64 / (1_u64 << 30) as f64))
+    };
+    let mut memory =
+        format!("{}, {} available", gib(machine.memory_bytes), gib(machine.memory_available_bytes));
+    if machine.memory_limit_bytes.is_some() {
+        memory = format!("{memory}; the container's limit is {}", gib(machine.memory_limit_bytes));
+    }
+    line("memory", memory)?;
+    line("huge pages", machine.transparent_huge_pages.clone().unwrap_or_else(unknown))?;
+    line("threads", diagnosis.cpu.threads.to_string())?;
+    line("instruction set", format!("{}: {}", diagnosis.cpu.instruction_set, diagnosis.cpu.why))?;
+    line("supported", diagnosis.cpu.supported.join(", "))?;
+    let store = diagnosis.store.clone().unwrap_or_else(|| "no home folder is known".into());
+    line("models", format!("{} in {store}, and the bundled one", diagnosis.models))?;
+    for (index, ty) in diagnosis.self_test.iter().enumerate() {
+        let worst = ty.paths.iter().map(|path| path.relative_error).fold(0.0, f64::max);
+        let faults: Vec<_> = ty
+            .paths
+            .iter()
+            .filter_map(|path| Some(format!("{}: {}", path.path, path.fault.as_ref()?)))
+            .collect();
+        let verdict = if faults.is_empty() {
+            format!("ok on {} paths, same bits, {:.3} % from the reference", ty.paths.len(), worst * 100.0)
+        } else {
+            format!("WRONG: {}", faults.join("; "))
+        };
+        line(if index == 0 { "self-test" } else { "" }, format!("{:<8}{verdict}", ty.ty))?;
+    }
+    Ok(())
 }

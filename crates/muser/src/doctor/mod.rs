@@ -1,5 +1,7 @@
-//! What `muser doctor` looks at.
+//! What `muser doctor` finds out: the machine, what muser uses of it, whether it computes right.
 
 mod machine;
+mod self_test;
 
 pub use machine::Machine;
+pub use self_test::{PathResult, TypeResult, self_test, tested_types};

@@ -1,0 +1,124 @@
+//! The commands around models: tokenize, detokenize, logits, inspect, synth, chat with a pipe.
+
+mod support;
+
+use serde_json::Value;
+use support::{Home, read_npy};
+
+#[test]
+fn text_survives_tokens() {
+    let home = Home::new();
+    for text in ["Once upon a time", "héllo 狐 🦊\n\n  tabs\tand <|eot|> markers", " ", "a\u{0}b\u{1b}[31m"]
+    {
+        let ids = home.run_with_input(["tokenize", "--json", "-q"], text).success();
+        assert!(serde_json::from_str::<Vec<u32>>(&ids).is_ok(), "{ids}");
+        let back = home.run_with_input(["detokenize", "-q"], &ids).success();
+        assert_eq!(back, text);
+        let json = home.run_with_input(["detokenize", "--json"], &ids).success();
+        assert_eq!(serde_json::from_str::<Value>(&json).expect("an object")["text"], text);
+    }
+}
+
+#[test]
+fn markers_count_only_where_asked() {
+    let home = Home::new();
+    let count = |args: &[&str]| {
+        let ids = home.run([&["tokenize", "--json", "hi<|eot|>"], args].concat()).success();
+        serde_json::from_str::<Vec<u32>>(&ids).expect("ids")
+    };
+    let special = count(&["--special"]);
+    assert!(special.len() < count(&[]).len());
+    let id = special.last().expect("the marker").to_string();
+    assert_eq!(home.run(["detokenize", &id]).success(), "");
+    assert_eq!(home.run(["detokenize", "--special", &id]).success(), "<|eot|>");
+    // The table shows each token with its text.
+    assert!(home.run(["tokenize", "hi<|eot|>", "--special"]).success().contains("\"<|eot|>\""));
+}
+
+#[test]
+fn backends_agree_on_logits_and_chunks_change_nothing() {
+    let home = Home::new();
+    // More positions than the window of 256, so that the ring of sliding blocks turns.
+    let ids: Vec<u32> = (0..600).map(|i| (i * 7919 + 13) % 4084).collect();
+    let file = home.file("ids.txt", ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "));
+    let logits = |name: &str, args: &[&str]| {
+        let out = home.path(name);
+        let paths = [file.display().to_string(), out.display().to_string()];
+        let base = ["logits", "--ids", &paths[0], "--out", &paths[1]];
+        home.run([&base[..], args].concat()).success();
+        read_npy(&out)
+    };
+    let cpu = logits("cpu.npy", &[]);
+    assert_eq!((cpu.0, cpu.1), (600, 4096));
+    assert!(
+        cpu.2 == logits("cpu7.npy", &["--chunk", "7", "--threads", "1"]).2,
+        "chunks or threads change bits"
+    );
+    let scalar = logits("scalar.npy", &["--backend", "scalar"]);
+    let worst = cpu.2.iter().zip(&scalar.2).map(|(a, b)| (a - b).abs()).fold(0.0_f32, f32::max);
+    let square = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>();
+    let difference = square(&mut cpu.2.iter().zip(&scalar.2).map(|(a, b)| a - b));
+    let relative = (difference / square(&mut scalar.2.iter().copied())).sqrt();
+    // Activations are rounded to 8 bits on the way, as other engines do: about 0.018 was seen with theirs.
+    assert!(relative < 0.03, "relative RMS {relative}, largest difference {worst}");
+    assert!(relative > 0.0, "the two backends cannot agree to the last bit");
+}
+
+#[test]
+fn a_synthetic_model_is_inspected_and_runs() {
+    let home = Home::new();
+    let path = home.path("synthetic.gguf").display().to_string();
+    home.run(["synth", "--preset", "tiny", &path]).success();
+    let again = home.run(["synth", "--preset", "tiny", &path]);
+    assert!(again.failure(1).contains("already there"));
+    home.run(["synth", "--preset", "tiny", "--mix", "q8_0", "--seed", "5", "--force", &path]).success();
+
+    let report: Value =
+        serde_json::from_str(&home.run(["inspect", "--json", "--verify", "--tensors", &path]).success())
+            .expect("one JSON object");
+    assert_eq!(report["architecture"], "muse-glimmer");
+    assert_eq!(report["geometry"]["layers"], 4);
+    assert_eq!(report["geometry"]["full_layers"], serde_json::json!([3]));
+    assert_eq!(report["tensors"], 59);
+    assert_eq!(report["tensor_list"].as_array().map(Vec::len), Some(59));
+    assert_eq!(report["cannot_run"], Value::Null);
+    assert_eq!(report["identity"], "unknown weights");
+    assert_eq!(report["sha256"][0].as_str().map(str::len), Some(64));
+    assert!(report["odd"].to_string().contains("Q8_0"), "{report}");
+    let shown = home.run(["inspect", &path]).success();
+    for expected in ["Q8_0", "layers", "4 (1 full, 3 sliding with a window of 32)", "runs          yes"] {
+        assert!(shown.contains(expected), "{expected}: {shown}");
+    }
+
+    let answer = home.run_json(&["Hello", "--model", &path, "-n", "5", "--seed", "1"]);
+    assert!(answer["prompt_tokens"].as_u64() > Some(5));
+}
+
+#[test]
+fn a_file_that_cannot_run_is_described_with_the_reason() {
+    let home = Home::new();
+    let draft =
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/muse-tiny-dflash-Q8_0.gguf");
+    let draft = draft.display().to_string();
+    let shown = home.run(["inspect", &draft]).success();
+    assert!(shown.contains("no: general.architecture") && shown.contains("draft"), "{shown}");
+    assert!(home.run(["run", "Hi", "--model", &draft]).failure(1).contains("general.architecture"));
+}
+
+#[test]
+fn a_chat_remembers_and_forgets() {
+    let home = Home::new();
+    let talk = |lines: &str| home.run_with_input(["chat", "--temp", "0", "-n", "24"], lines);
+    let both = talk("Hello there\nTell me a story about a fox.\n/quit\n");
+    let answers = both.success();
+    assert!(answers.lines().count() >= 2, "{answers}");
+    let remarks: Vec<String> =
+        both.stderr().lines().filter(|line| line.contains(" tokens read")).map(str::to_owned).collect();
+    assert_eq!(remarks.len(), 2, "{}", both.stderr());
+    assert!(remarks[1].contains("known"), "the second turn reads only what is new: {}", remarks[1]);
+
+    let fresh = talk("Tell me a story about a fox.\n").success();
+    let after_reset = talk("Hello there\n/reset\nTell me a story about a fox.\n").success();
+    assert!(after_reset.ends_with(&fresh), "{after_reset:?} {fresh:?}");
+    assert!(talk("/nonsense\n").stderr().contains("/nonsense is no command"));
+}
