@@ -8,8 +8,8 @@ use std::{
     time::Duration,
 };
 
-use muser_backend::{Executor, KvType, StepBatch, StepOutput};
-use muser_kv::{CacheConfig, GroupStats, KvCache};
+use muser_backend::{Executor, KvCapacity, KvType, Row, RowInput, RowWants, StepBatch, StepOutput};
+use muser_kv::{BlockId, CacheConfig, GroupStats, KvCache};
 use muser_model::Geometry;
 
 use crate::{
@@ -111,7 +111,7 @@ impl Driver {
             executor,
             scheduler,
             plan: StepPlan::default(),
-            batch: StepBatch::default(),
+            batch: roomy_batch(config.parallel, info.max_rows, blocks),
             out: StepOutput::default(),
             sampler: Sampler::new(),
             mask: TokenMask::new(geometry.vocab),
@@ -236,6 +236,22 @@ impl Driver {
             }
         }
     }
+}
+
+/// A batch whose buffers hold the largest step: tables grow while sequences do, and a step must not allocate for that.
+fn roomy_batch(parallel: usize, max_rows: usize, blocks: KvCapacity) -> StepBatch {
+    let mut batch = StepBatch::default();
+    let full = vec![BlockId(0); blocks.full as usize];
+    let sliding = vec![BlockId(0); blocks.sliding as usize];
+    for _ in 0..parallel {
+        // Shared blocks stand in the tables of all their sequences.
+        batch.push_seq(0, &full, 0, &sliding);
+    }
+    for _ in 0..max_rows {
+        batch.push_row(Row { input: RowInput::Token(0), wants: RowWants::default() });
+    }
+    batch.clear();
+    batch
 }
 
 /// What separates prefixes that must not be taken for each other, unambiguously concatenated.

@@ -1,4 +1,6 @@
 //! The engine with the scripted executor: exactness under random schedules, limits, cancellation, faults, allocation.
 
+mod allocation;
 mod basics;
 mod schedules;
+mod threads;
