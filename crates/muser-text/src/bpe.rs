@@ -69,10 +69,10 @@ fn merge_by_scan(vocabulary: &Vocabulary, piece: &[u8], symbols: &mut Vec<Symbol
         rank: NO_MERGE,
         result: NONE,
     }));
-    for at in 1..symbols.len() {
-        let (rank, result) = merge(symbols[at - 1].id, symbols[at].id);
-        symbols[at - 1].rank = rank;
-        symbols[at - 1].result = result;
+    for (symbol, pair) in symbols.iter_mut().zip(piece.windows(2)) {
+        if let Some(merge) = vocabulary.merges.of_bytes(pair[0], pair[1]) {
+            (symbol.rank, symbol.result) = (merge.rank, merge.result);
+        }
     }
     while let Some((at, symbol)) = symbols.iter().copied().enumerate().min_by_key(|(_, symbol)| symbol.rank) {
         if symbol.rank == NO_MERGE {
@@ -101,9 +101,10 @@ fn merge_by_heap(vocabulary: &Vocabulary, piece: &[u8], scratch: &mut Scratch, o
     }));
     let mut pending = std::mem::take(&mut scratch.heap).into_vec();
     pending.clear();
-    for at in 0..nodes.len() as u32 {
-        if let Some(rank) = refresh(vocabulary, nodes, at) {
-            pending.push(Reverse((rank, at)));
+    for (at, (node, pair)) in nodes.iter_mut().zip(piece.windows(2)).enumerate() {
+        if let Some(merge) = vocabulary.merges.of_bytes(pair[0], pair[1]) {
+            (node.rank, node.result) = (merge.rank, merge.result);
+            pending.push(Reverse((merge.rank, at as u32)));
         }
     }
     let mut heap = BinaryHeap::from(pending);

@@ -17,11 +17,13 @@ pub(crate) struct Merge {
 #[derive(Debug, Default)]
 pub(crate) struct Merges {
     table: HashMap<u64, Merge>,
+    /// Merges of two single bytes, by the bytes: every piece that is not a token starts with these.
+    byte_pairs: Vec<Option<Merge>>,
 }
 
 impl Merges {
     pub(crate) fn with_capacity(count: usize) -> Merges {
-        Merges { table: HashMap::with_capacity(count) }
+        Merges { table: HashMap::with_capacity(count), byte_pairs: vec![None; 1 << 16] }
     }
 
     /// Adds a rule; false if the pair has one already.
@@ -29,10 +31,21 @@ impl Merges {
         self.table.insert(key(left, right), Merge { rank, result }).is_none()
     }
 
+    /// Says what the tokens of two bytes become.
+    pub(crate) fn set_byte_pair(&mut self, left: u8, right: u8, merge: Option<Merge>) {
+        self.byte_pairs[usize::from(left) << 8 | usize::from(right)] = merge;
+    }
+
     /// The rule for two neighbours.
     #[inline]
     pub(crate) fn get(&self, left: u32, right: u32) -> Option<Merge> {
         self.table.get(&key(left, right)).copied()
+    }
+
+    /// The rule for the tokens of two neighbouring bytes.
+    #[inline]
+    pub(crate) fn of_bytes(&self, left: u8, right: u8) -> Option<Merge> {
+        self.byte_pairs[usize::from(left) << 8 | usize::from(right)]
     }
 }
 

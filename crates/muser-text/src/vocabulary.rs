@@ -205,17 +205,43 @@ impl Vocabulary {
         Ok(())
     }
 
+    /// Looks up all merges, on several threads: it is most of the time of loading, and it is waiting for memory.
     fn load_merges(&self, lines: &[&[u8]]) -> Result<Merges, TextError> {
+        let threads =
+            std::thread::available_parallelism().map_or(1, |count| count.get().min(MAX_LOAD_THREADS));
+        let chunk = lines.len().div_ceil(threads).max(MIN_MERGES_PER_THREAD);
+        let resolved = std::thread::scope(|scope| {
+            let workers: Vec<_> = lines
+                .chunks(chunk)
+                .enumerate()
+                .map(|(index, lines)| scope.spawn(move || self.resolve_merges(lines, index * chunk)))
+                .collect();
+            workers
+                .into_iter()
+                .map(|worker| worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+                .collect::<Result<Vec<_>, _>>()
+        })?;
         let mut merges = Merges::with_capacity(lines.len());
+        for (rank, &(left, right, result)) in resolved.iter().flatten().enumerate() {
+            if !merges.insert(left, right, rank as u32, result) {
+                return Err(wrong_merge(rank, lines[rank], "a merge that is not there yet"));
+            }
+        }
+        for (left, id) in self.byte_ids.iter().enumerate() {
+            for (right, next) in self.byte_ids.iter().enumerate() {
+                merges.set_byte_pair(left as u8, right as u8, merges.get(*id, *next));
+            }
+        }
+        Ok(merges)
+    }
+
+    /// Left, right and result of each merge of a part of the list that starts at `first_rank`.
+    fn resolve_merges(&self, lines: &[&[u8]], first_rank: usize) -> Result<Vec<(u32, u32, u32)>, TextError> {
+        let mut out = Vec::with_capacity(lines.len());
         let mut joined = Vec::with_capacity(256);
-        for (rank, line) in lines.iter().enumerate() {
-            let wrong = |expected: &str| {
-                TextError::vocabulary(
-                    format!("{MERGES_KEY}[{rank}]"),
-                    expected,
-                    shown(&String::from_utf8_lossy(line)),
-                )
-            };
+        let mut result = 0;
+        for (index, line) in lines.iter().enumerate() {
+            let wrong = |expected: &str| wrong_merge(first_rank + index, line, expected);
             let text = std::str::from_utf8(line).map_err(|_| wrong("UTF-8 text"))?;
             let (left, right) =
                 text.split_once(' ').ok_or_else(|| wrong("two texts with one space between"))?;
@@ -227,13 +253,26 @@ impl Vocabulary {
                 .map_err(|_| wrong("characters of the byte alphabet"))?;
             let left = self.find(&joined[..middle]).ok_or_else(|| wrong("a left side that is a token"))?;
             let right = self.find(&joined[middle..]).ok_or_else(|| wrong("a right side that is a token"))?;
-            let result = self.find(&joined).ok_or_else(|| wrong("two texts that join to a token"))?;
-            if !merges.insert(left, right, rank as u32, result) {
-                return Err(wrong("a merge that is not there yet"));
-            }
+            // In the usual order of merges the result is that of the merge before or the next token.
+            result = [result, result + 1]
+                .into_iter()
+                .find(|&id| self.kind(id) == Some(TokenKind::Normal) && self.token_bytes(id) == Some(&joined))
+                .or_else(|| self.find(&joined))
+                .ok_or_else(|| wrong("two texts that join to a token"))?;
+            out.push((left, right, result));
         }
-        Ok(merges)
+        Ok(out)
     }
+}
+
+/// More threads than this do not make loading faster.
+const MAX_LOAD_THREADS: usize = 4;
+
+/// Fewer merges than this are not worth a thread.
+const MIN_MERGES_PER_THREAD: usize = 20_000;
+
+fn wrong_merge(rank: usize, line: &[u8], expected: &str) -> TextError {
+    TextError::vocabulary(format!("{MERGES_KEY}[{rank}]"), expected, shown(&String::from_utf8_lossy(line)))
 }
 
 /// Bytes of an id that is known to be in range.
