@@ -17,6 +17,11 @@ pub struct EngineConfig {
     /// Most rows of a step in which sequences are being decoded: bounds how long prefill of one request holds up the
     /// next token of another.
     pub mixed_rows: usize,
+    /// Longest a step should take in which nothing is being decoded: prefill rows are cut to it (never below 64), so that
+    /// cancelling and new requests take effect soon on slow machines too.
+    pub prefill_step: Duration,
+    /// Longest a step should take in which sequences are being decoded.
+    pub mixed_step: Duration,
     /// Requests that may wait for a place.
     pub max_waiting: usize,
     /// Longest wait for a place, unless the request says otherwise.
@@ -42,6 +47,8 @@ impl Default for EngineConfig {
             kv_bytes: None,
             prefill_rows: 512,
             mixed_rows: 128,
+            prefill_step: Duration::from_secs(1),
+            mixed_step: Duration::from_millis(300),
             max_waiting: 256,
             queue_timeout: None,
             event_ring: 256,

@@ -101,6 +101,8 @@ impl Driver {
                 most_positions,
                 prefill_rows: config.prefill_rows,
                 mixed_rows: config.mixed_rows,
+                prefill_step: config.prefill_step,
+                mixed_step: config.mixed_step,
                 max_rows: info.max_rows,
                 sliding_per_sequence: capacity::sliding_per_sequence(geometry, config),
                 slow_reader_timeout: config.slow_reader_timeout,
@@ -145,6 +147,7 @@ impl Driver {
         while let Some(job) = self.shared.inbox.pop() {
             self.take_in(job);
         }
+        let worked = self.do_cache_work();
         let stopping = self.shared.stopping.load(Ordering::SeqCst);
         self.scheduler.plan(now, stopping >= 2, &mut self.plan);
         Metrics::add(&self.shared.metrics.preemptions, self.plan.preempted);
@@ -156,7 +159,7 @@ impl Driver {
             self.run_step();
         }
         self.publish_figures();
-        if works || self.plan.changed || self.plan.preempted > 0 {
+        if works || worked || self.plan.changed || self.plan.preempted > 0 {
             Turn::Worked
         } else if stopping > 0 && self.scheduler.is_empty() && self.shared.inbox.is_empty() {
             Turn::Stopped

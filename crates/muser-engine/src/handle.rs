@@ -19,6 +19,7 @@ use muser_model::Geometry;
 use crate::{
     EngineConfig, EngineError, MetricsSnapshot, Request, RequestError, SlotView, Submission, SubmitError,
     admission::{self, Limits},
+    cache_work::{CACHE_WORK_LIMIT, CacheAccess, CacheWork, CacheWorkError},
     driver::{Driver, Turn},
     metrics::Metrics,
     slots::SlotCell,
@@ -29,6 +30,7 @@ use crate::{
 /// What all threads share.
 pub(crate) struct Shared {
     pub(crate) inbox: ArrayQueue<Job>,
+    pub(crate) cache_work: ArrayQueue<CacheWork>,
     pub(crate) limits: Limits,
     pub(crate) metrics: Metrics,
     pub(crate) slots: Box<[SlotCell]>,
@@ -49,6 +51,7 @@ impl Shared {
     pub(crate) fn new(limits: Limits, info: ExecutorInfo, queue_timeout: Option<Duration>) -> Self {
         Self {
             inbox: ArrayQueue::new(limits.max_in_flight.max(1)),
+            cache_work: ArrayQueue::new(CACHE_WORK_LIMIT),
             metrics: Metrics::default(),
             slots: (0..limits.parallel).map(|_| SlotCell::default()).collect(),
             in_flight: Arc::new(AtomicUsize::new(0)),
@@ -121,6 +124,8 @@ impl Shared {
         while let Some(job) = self.inbox.pop() {
             job.task.fail(RequestError::ShutDown);
         }
+        // Dropped work tells whoever waits for it by dropping its end of whatever it would have answered through.
+        while self.cache_work.pop().is_some() {}
     }
 
     /// Time since the engine's start.
@@ -231,6 +236,25 @@ impl EngineHandle {
     /// What each slot is doing.
     pub fn slots(&self) -> Vec<SlotView> {
         self.owner.shared.slots.iter().enumerate().map(|(i, cell)| cell.read(i)).collect()
+    }
+
+    /// Runs `work` on the engine's thread before its next step, with the cache and the blocks' memory in its hands: to
+    /// export, import, pin or inspect known prefixes. No step runs meanwhile, so keep it short and do files and networks
+    /// elsewhere. If the engine stops first, `work` is dropped without having run.
+    pub fn with_cache(
+        &self,
+        work: impl FnOnce(CacheAccess<'_>) + Send + 'static,
+    ) -> Result<(), CacheWorkError> {
+        let shared = &self.owner.shared;
+        if shared.stopped.load(Ordering::SeqCst) {
+            return Err(CacheWorkError::Stopped);
+        }
+        shared.cache_work.push(Box::new(work)).map_err(|_| CacheWorkError::Busy)?;
+        if shared.stopped.load(Ordering::SeqCst) {
+            shared.refuse_inbox();
+        }
+        self.owner.thread().unpark();
+        Ok(())
     }
 
     /// What a request may be.

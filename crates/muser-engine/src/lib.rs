@@ -6,6 +6,7 @@
 //! no lock that a caller could hold.
 
 mod admission;
+mod cache_work;
 mod capacity;
 mod config;
 mod constraint;
@@ -14,6 +15,7 @@ mod error;
 mod events;
 mod handle;
 mod metrics;
+mod pace;
 mod request;
 pub mod sampler;
 mod scheduler;
@@ -26,6 +28,7 @@ mod task;
 mod testing;
 
 pub use admission::Limits;
+pub use cache_work::{CacheAccess, CacheWorkError};
 pub use config::EngineConfig;
 pub use constraint::{Constraint, TokenMask};
 pub use error::{EngineError, SubmitError};

@@ -17,7 +17,7 @@ use std::{
 
 use muser_kv::{BLOCK_LEN, BlockCopy, KvCache, KvGroup};
 
-use crate::{FinishReason, RequestError, sequence::Sequence};
+use crate::{FinishReason, RequestError, pace::Pace, sequence::Sequence};
 
 /// Figures that do not change.
 #[derive(Clone, Debug)]
@@ -27,6 +27,8 @@ pub(crate) struct SchedulerConfig {
     pub(crate) most_positions: usize,
     pub(crate) prefill_rows: usize,
     pub(crate) mixed_rows: usize,
+    pub(crate) prefill_step: Duration,
+    pub(crate) mixed_step: Duration,
     pub(crate) max_rows: usize,
     pub(crate) sliding_per_sequence: usize,
     pub(crate) slow_reader_timeout: Duration,
@@ -99,6 +101,7 @@ pub(crate) struct Scheduler {
     /// Where the remainder of an uneven division of prefill rows begins.
     rotation: usize,
     blocked: Option<Blocked>,
+    pub(crate) pace: Pace,
 }
 
 impl Scheduler {
@@ -110,6 +113,7 @@ impl Scheduler {
             config,
             rotation: 0,
             blocked: None,
+            pace: Pace::default(),
         }
     }
 
@@ -330,7 +334,11 @@ impl Scheduler {
 
     fn plan_prefill(&mut self, now: Duration, plan: &mut StepPlan) {
         let used: usize = plan.items.iter().map(|item| item.rows + item.drafts).sum();
-        let budget = if used > 0 { self.config.mixed_rows.max(used + 1) } else { self.config.prefill_rows };
+        let budget = if used > 0 {
+            self.pace.rows_within(self.config.mixed_step, self.config.mixed_rows).max(used + 1)
+        } else {
+            self.pace.rows_within(self.config.prefill_step, self.config.prefill_rows)
+        };
         let mut left = budget.min(self.config.max_rows).saturating_sub(used);
         let timeout = self.config.slow_reader_timeout;
         let mut slots = self.slots_by_rank(|sequence| !sequence.is_decoding());

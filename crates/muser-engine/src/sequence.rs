@@ -70,7 +70,7 @@ impl Sequence {
         }
         let counts = task.sampling.has_penalties().then(|| {
             let mut counts = TokenCounts::new(vocab, capacity);
-            prompt.tokens.iter().for_each(|&id| counts.push_prompt(id));
+            units.iter().filter_map(|unit| unit.as_token()).for_each(|id| counts.push_prompt(id));
             counts
         });
         let shift = match context_policy {

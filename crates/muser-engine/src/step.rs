@@ -25,6 +25,7 @@ impl Driver {
     /// Runs the planned step.
     pub(crate) fn run_step(&mut self) {
         let started = Instant::now();
+        let before = self.now();
         self.build_batch();
         // A panic leaves the executor usable by its contract (as a failed step does), and everything else that the
         // closure touches is scratch.
@@ -43,6 +44,7 @@ impl Driver {
         };
         let now = self.now();
         self.shared.metrics.step_time.record(started.elapsed());
+        self.scheduler.pace.note(self.batch.rows().len(), now.saturating_sub(before));
         Metrics::add(&self.shared.metrics.steps, 1);
         if let Some(error) = error {
             self.fail_step(&error, now);
