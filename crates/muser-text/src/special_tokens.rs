@@ -114,11 +114,14 @@ impl SpecialTokens {
     pub(crate) fn may_start(&self, text: &str) -> bool {
         let mut chars = text.chars();
         let Some(first) = chars.next() else { return false };
+        if !self.start_chars.contains(&first) {
+            return false;
+        }
         match chars.next() {
             Some(second) => {
                 self.starts.contains(&(first, Some(second))) || self.starts.contains(&(first, None))
             }
-            None => self.starts.iter().any(|(start, _)| *start == first),
+            None => true,
         }
     }
 

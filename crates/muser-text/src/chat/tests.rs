@@ -169,6 +169,25 @@ fn missing_null_and_empty_content_of_calls_are_one_prompt() {
 }
 
 #[test]
+fn long_conversations_stay_within_the_budget() {
+    let mut messages = Vec::new();
+    for round in 0..1500 {
+        let id = format!("c{round}");
+        messages.push(json!({"role": "user", "content": "x < y ".repeat(50)}));
+        messages.push(json!({"role": "assistant", "tool_calls": [
+            {"id": id, "function": {"name": "get_weather", "arguments": {"city": "y".repeat(100), "days": round}}}]}));
+        messages.push(json!({"role": "tool", "tool_call_id": id, "content": "z".repeat(300)}));
+    }
+    let mut input = input(messages.into());
+    input.tools = weather();
+    let start = std::time::Instant::now();
+    let ids = template().encode(tiny_tokenizer(), &input).expect("encodes");
+    assert!(ids.len() > 100_000, "{}", ids.len());
+    // It takes a tenth of a second; the bound is for a busy machine.
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+}
+
+#[test]
 fn wrong_conversations_are_the_callers_fault_and_name_the_field() {
     let refused = |messages: Value, expected: &str| {
         let error = normalise_messages(messages.as_array().expect("a list")).expect_err(expected);

@@ -14,6 +14,7 @@ use crate::error::{TextError, shown};
 use crate::{Specials, TokenKind, Tokenizer};
 use llguidance::api::TopLevelGrammar;
 use llguidance::{Matcher, ParserFactory};
+use regex_syntax::hir::{Hir, HirKind};
 use serde_json::Value;
 use std::sync::Arc;
 use toktrie::{InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
@@ -40,6 +41,9 @@ const MAX_GRAMMAR_BYTES: usize = 1 << 20;
 const MAX_NESTING: usize = 100;
 
 const JSON_SCHEMA: &str = "the JSON schema";
+
+/// Largest regular expression accepted, in characters and classes once repetitions are written out.
+const MAX_EXPANDED: u64 = 200_000;
 
 /// White space between the parts of JSON: bounded, so that a model cannot dwell in it.
 const JSON_SPACE: &str = "[ \\n\\t]{1,40}";
@@ -171,6 +175,9 @@ fn compile(grammar: &Grammar) -> Result<(&'static str, TopLevelGrammar), TextErr
     };
     if let Some(text) = text {
         check_text(kind, text)?;
+        if matches!(grammar, Grammar::Regex(_)) {
+            check_expanded(kind, text)?;
+        }
     }
     let compiled = match grammar {
         Grammar::JsonObject => {
@@ -237,6 +244,7 @@ fn check_patterns(schema: &Value) -> Result<(), TextError> {
         Value::Object(fields) => {
             if let Some(Value::String(pattern)) = fields.get("pattern") {
                 check_text(JSON_SCHEMA, pattern)?;
+                check_expanded(JSON_SCHEMA, pattern)?;
             }
             fields.values().try_for_each(check_patterns)
         }
@@ -263,6 +271,34 @@ fn check_text(kind: &'static str, text: &str) -> Result<(), TextError> {
         }
     }
     Ok(())
+}
+
+/// Size of a regular expression with its counted repetitions written out: that is what the compiler works on.
+fn check_expanded(kind: &'static str, pattern: &str) -> Result<(), TextError> {
+    // What this parser refuses, the compiler refuses with a better message.
+    let Ok(parsed) = regex_syntax::parse(pattern) else { return Ok(()) };
+    let size = expanded_size(&parsed);
+    if size > MAX_EXPANDED {
+        let what = format!("its repetitions written out have {size} parts and may have {MAX_EXPANDED}");
+        return Err(TextError::Grammar { kind, what });
+    }
+    Ok(())
+}
+
+fn expanded_size(hir: &Hir) -> u64 {
+    match hir.kind() {
+        HirKind::Empty | HirKind::Look(_) => 0,
+        HirKind::Literal(literal) => literal.0.len() as u64,
+        HirKind::Class(_) => 1,
+        HirKind::Repetition(repetition) => {
+            let times = repetition.max.unwrap_or(repetition.min).max(1);
+            expanded_size(&repetition.sub).saturating_mul(u64::from(times))
+        }
+        HirKind::Capture(capture) => expanded_size(&capture.sub),
+        HirKind::Concat(parts) | HirKind::Alternation(parts) => {
+            parts.iter().map(expanded_size).fold(0, u64::saturating_add)
+        }
+    }
 }
 
 fn first_line(error: &anyhow::Error) -> String {

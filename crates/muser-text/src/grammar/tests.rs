@@ -120,6 +120,8 @@ fn unusable_grammars_are_the_callers_fault() {
         Grammar::Regex("[a".into()),
         Grammar::Regex("(?<=x)*".into()),
         Grammar::Regex(deep("(")),
+        Grammar::Regex("((a{1000}){1000}){1000}".into()),
+        Grammar::JsonSchema(json!({"items": {"type": "string", "pattern": "^(x{0,900}){900}$"}})),
         Grammar::Regex(deep("[")),
         Grammar::Gbnf(String::new()),
         Grammar::Gbnf("root ::= other".into()),
@@ -143,6 +145,42 @@ fn unusable_grammars_are_the_callers_fault() {
     }
     let error = engine().constraint(&Grammar::Gbnf("root ::= a\n\na ::= ?".into())).expect_err("bad");
     assert!(error.to_string().contains("line 3"), "{error}");
+}
+
+#[test]
+fn hostile_grammars_end_soon() {
+    let mut nested = json!({"type": "integer"});
+    for _ in 0..48 {
+        nested = json!({"type": "array", "items": nested});
+    }
+    let many: serde_json::Map<String, Value> = (0..2000)
+        .map(|key| (format!("k{key}"), json!({"type": "string", "pattern": "^[a-z]+[0-9]{3,9}$"})))
+        .collect();
+    let hostile = [
+        Grammar::JsonSchema(nested),
+        Grammar::JsonSchema(json!({"type": "object", "properties": many})),
+        Grammar::JsonSchema(
+            json!({"type": "array", "items": {"type": "integer"}, "minItems": 1_000_000_000}),
+        ),
+        Grammar::JsonSchema(json!({"type": "string", "minLength": 4_000_000_000_u64})),
+        Grammar::JsonSchema(json!({"type": "string", "pattern": "((a{1000}){1000}){1000}"})),
+        Grammar::Regex("(a{400}){400}".into()),
+        Grammar::JsonSchema(json!({"type": "string", "maxLength": 100_000, "pattern": "^[a-z]{1,30000}$"})),
+        Grammar::Regex("(a|b|ab)*(c|d|cd)*.*.*.*.*.*x".into()),
+        Grammar::Lark("start: ((\"a\"{1000}){1000}){1000}".into()),
+        Grammar::Gbnf("root ::= ((\"a\"{65535}){65535}){65535}".into()),
+        Grammar::Lark("start: start start | \"a\"".into()),
+        Grammar::Gbnf("root ::= root".into()),
+    ];
+    for grammar in hostile {
+        let name = format!("{grammar:?}").chars().take(80).collect::<String>();
+        let start = Instant::now();
+        if let Ok(mut constraint) = engine().constraint(&grammar) {
+            let _ = constraint.mask();
+        }
+        println!("{name}: {:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(20), "{name}: {:?}", start.elapsed());
+    }
 }
 
 #[test]
