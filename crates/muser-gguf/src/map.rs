@@ -16,8 +16,8 @@ use crate::GgufError;
 pub(crate) fn map_file(path: &Path) -> Result<Mmap, GgufError> {
     let io = |source| GgufError::Io { path: path.display().to_string(), source };
     let invalid = |what: &str| GgufError::Invalid { path: path.display().to_string(), what: what.to_owned() };
-    let file = File::open(path).map_err(io)?;
-    let metadata = file.metadata().map_err(io)?;
+    // Asked before opening, which would wait for a writer if this is a pipe.
+    let metadata = std::fs::metadata(path).map_err(io)?;
     if metadata.is_dir() {
         return Err(invalid("expected a GGUF file, found a directory"));
     }
@@ -27,6 +27,7 @@ pub(crate) fn map_file(path: &Path) -> Result<Mmap, GgufError> {
     if metadata.len() == 0 {
         return Err(invalid("the file is empty"));
     }
+    let file = File::open(path).map_err(io)?;
     // SAFETY: the map is read-only and private to `GgufFile`; the assumption about the file is in the module's text.
     unsafe { Mmap::map(&file) }.map_err(io)
 }

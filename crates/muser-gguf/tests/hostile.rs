@@ -359,6 +359,12 @@ fn files_that_are_no_files() {
     {
         let error = GgufFile::open("/dev/null").expect_err("a device").to_string();
         assert_eq!(error, "/dev/null: expected a regular file, which can be mapped");
+        // Opening a pipe for reading waits for a writer; looking at it first does not.
+        let pipe = folder.path().join("pipe.gguf");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo is there");
+        assert!(made.success());
+        let error = GgufFile::open(&pipe).expect_err("a pipe").to_string();
+        assert!(error.ends_with("expected a regular file, which can be mapped"), "{error}");
     }
 }
 

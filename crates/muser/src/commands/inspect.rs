@@ -69,6 +69,9 @@ fn print(report: &Report, out: &mut impl std::io::Write) -> std::io::Result<()> 
     let file_type = report.file_type.as_ref().map(|name| format!("{name}: ")).unwrap_or_default();
     line("types", file_type + &types.join(", "))?;
     if let Some(g) = &report.geometry {
+        if let Some(name) = g.shape_of {
+            line("shape", format!("that of {name}"))?;
+        }
         line(
             "layers",
             format!(

@@ -67,6 +67,8 @@ pub struct TypeShare {
 /// Figures of the model, by the names of the geometry.
 #[derive(Debug, Serialize)]
 pub struct GeometryReport {
+    /// Name of the released model that has exactly these figures.
+    pub shape_of: Option<&'static str>,
     pub layers: usize,
     pub full_layers: Vec<usize>,
     pub hidden: usize,
@@ -167,6 +169,7 @@ impl GeometryReport {
                 - model.token_embd.bytes().len() as u64
         };
         Self {
+            shape_of: g.known_name(),
             layers: g.layers(),
             full_layers: (0..g.layers()).filter(|&layer| !g.sliding[layer]).collect(),
             hidden: g.hidden,
