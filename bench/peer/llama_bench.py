@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """llama.cpp as the other side of `muser bench --compare`, at its best.
 
-    muser bench -m m.gguf --compare 'bench/peer/llama_bench.py {model} --tests {tests} --threads {threads}'
+    muser bench -m m.gguf --threads 2 \\
+      --compare 'bench/peer/llama_bench.py {model} --tests {tests} --threads {threads} --gen-tokens {gen}'
 
 Fetches the prebuilt libraries of llama.cpp v0.5.0 (npm package @node-llama-cpp/linux-x64 3.22.1, checked by its SHA-256)
 into a cache on first use and drives them through ctypes. "At its best" means: a persistent thread pool is attached, as

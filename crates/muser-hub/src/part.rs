@@ -7,6 +7,7 @@
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use ring::digest::{Context, SHA256};
 use serde::{Deserialize, Serialize};
@@ -14,8 +15,9 @@ use serde::{Deserialize, Serialize};
 use crate::digest::{Sha256, hash_exactly};
 use crate::error::HubError;
 
-/// Bytes between two checkpoints: at most so many are fetched again after a crash.
+/// Bytes, and time, between two checkpoints: at most so much is fetched again after a crash.
 const CHECKPOINT_BYTES: u64 = 32 << 20;
+const CHECKPOINT_TIME: Duration = Duration::from_secs(5);
 
 /// Longest journal that is read.
 const MAX_JOURNAL_BYTES: u64 = 64 << 10;
@@ -51,6 +53,7 @@ pub(crate) struct Part {
     hash: Context,
     len: u64,
     checkpointed: u64,
+    checkpointed_at: Instant,
     pub(crate) journal: Journal,
 }
 
@@ -91,7 +94,17 @@ impl Part {
         }
         file.set_len(len).map_err(HubError::io(&path))?;
         file.seek(SeekFrom::Start(len)).map_err(HubError::io(&path))?;
-        Ok(Self { path, journal_path, file, _lock: lock, hash, len, checkpointed: len, journal })
+        Ok(Self {
+            path,
+            journal_path,
+            file,
+            _lock: lock,
+            hash,
+            len,
+            checkpointed: len,
+            checkpointed_at: Instant::now(),
+            journal,
+        })
     }
 
     /// Bytes so far.
@@ -109,7 +122,9 @@ impl Part {
         self.file.write_all(bytes).map_err(HubError::io(&self.path))?;
         self.hash.update(bytes);
         self.len += bytes.len() as u64;
-        if self.len - self.checkpointed >= CHECKPOINT_BYTES { self.checkpoint() } else { Ok(()) }
+        let due = self.len - self.checkpointed >= CHECKPOINT_BYTES
+            || self.checkpointed_at.elapsed() >= CHECKPOINT_TIME;
+        if due { self.checkpoint() } else { Ok(()) }
     }
 
     /// Drops all bytes and what was known of them.
@@ -127,6 +142,7 @@ impl Part {
     pub(crate) fn checkpoint(&mut self) -> Result<(), HubError> {
         self.file.sync_data().map_err(HubError::io(&self.path))?;
         self.checkpointed = self.len;
+        self.checkpointed_at = Instant::now();
         self.write_journal()
     }
 

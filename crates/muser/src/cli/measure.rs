@@ -29,7 +29,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "WHEN", default_value = "auto")]
     pub repack: RepackChoice,
     /// Run another program's benchmark after each repetition and print ratios. It prints JSON of the same shape;
-    /// {model}, {tests} and {threads} in the command are replaced
+    /// {model}, {tests}, {threads} and {gen} in the command are replaced
     #[arg(long, value_name = "COMMAND")]
     pub compare: Option<String>,
     /// Drop the model while the other program runs, where memory does not hold both

@@ -69,7 +69,10 @@ fn measure(args: &BenchArgs, source: &ModelSource, console: &Console) -> Result<
     let mut probe = Probe::new(args.model.threads.map(usize::from))?;
 
     let names: Vec<String> = tests.iter().map(Test::to_string).collect();
-    let command = args.compare.as_deref().map(|c| compare::command_line(c, &source.label(), &names, threads));
+    let command = args
+        .compare
+        .as_deref()
+        .map(|c| compare::command_line(c, &source.label(), &names, threads, args.gen_tokens));
     let info = subject.as_ref().context("bug: the model is loaded")?.info().clone();
     let bar = Progress::steps(console, "bench", u64::from(args.reps) * tests.len() as u64, "measurements");
     let mut results: Vec<TestResult> =

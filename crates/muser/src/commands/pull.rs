@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use anyhow::Result;
 use muser_hub::{
-    DEFAULT_BASE, DEFAULT_NAME, Hub, ModelStore, Phase, PullOptions, Pulled, Sha256, Source, Token, Verified,
-    pull,
+    DEFAULT_BASE, DEFAULT_NAME, Hub, HubError, ModelStore, Phase, PullOptions, Pulled, Sha256, Source, Token,
+    Verified, pull,
 };
 
 use crate::cli::PullArgs;
 use crate::env_vars;
-use crate::output::{Console, HintExt as _, Progress, usage_error};
+use crate::interrupt::Interrupt;
+use crate::output::{Console, HintExt as _, Progress, interrupted, usage_error};
 
 /// Runs the command.
 pub fn run(args: PullArgs, console: &Console) -> Result<()> {
@@ -45,8 +46,10 @@ pub fn run(args: PullArgs, console: &Console) -> Result<()> {
         extra_roots: text(env_vars::SSL_CERT_FILE).map(Into::into),
         ..PullOptions::default()
     };
+    // The first Ctrl-C keeps the bytes, the second does not wait for the network.
+    let interrupt = Interrupt::install(2);
     for source in &sources {
-        let pulled = one(&store, &hub, source, &options, console)?;
+        let pulled = one(&store, &hub, source, &options, &interrupt, console)?;
         tell(&pulled, args.json, console)?;
     }
     Ok(())
@@ -57,6 +60,7 @@ fn one(
     hub: &Hub,
     source: &Source,
     options: &PullOptions,
+    interrupt: &Interrupt,
     console: &Console,
 ) -> Result<Pulled> {
     let mut bar: Option<Progress> = None;
@@ -78,11 +82,15 @@ fn one(
                 }
             }
         }
-        ControlFlow::Continue(())
+        if interrupt.pressed() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     let pulled = pull(store, hub, source, options, &mut watch);
     if let Some(bar) = bar {
         bar.finish();
+    }
+    if let Err(HubError::Cancelled { bytes }) = pulled {
+        console.note(format!("stopped; {bytes} bytes are kept and the next pull goes on from there"));
+        return Err(interrupted());
     }
     pulled.hint(format!(
         "files are kept in {}; an interrupted pull goes on where it stopped",

@@ -39,11 +39,18 @@ pub struct Ratio {
 }
 
 /// Fills the places of a command.
-pub fn command_line(template: &str, model: &str, tests: &[String], threads: usize) -> String {
+pub fn command_line(
+    template: &str,
+    model: &str,
+    tests: &[String],
+    threads: usize,
+    gen_tokens: u32,
+) -> String {
     template
         .replace("{model}", &quoted(model))
         .replace("{tests}", &tests.join(","))
         .replace("{threads}", &threads.to_string())
+        .replace("{gen}", &gen_tokens.to_string())
 }
 
 /// One argument for the shell, whatever is in it.
@@ -124,12 +131,13 @@ mod tests {
     #[test]
     fn places_of_the_command_are_filled_and_quoted() {
         let line = command_line(
-            "x {model} -t {threads} --tests {tests}",
+            "x {model} -t {threads} --tests {tests} -n {gen}",
             "it's here",
             &["pp1".into(), "tg@0".into()],
             2,
+            9,
         );
-        assert_eq!(line, "x 'it'\\''s here' -t 2 --tests pp1,tg@0");
+        assert_eq!(line, "x 'it'\\''s here' -t 2 --tests pp1,tg@0 -n 9");
     }
 
     #[test]
