@@ -8,9 +8,11 @@ mod error;
 mod geometry;
 pub mod odd;
 pub mod synth;
+mod vision;
 mod weights;
 
 pub use dflash::{DFLASH_ARCHITECTURE, DflashConfig, Draft, DraftLayer};
 pub use error::ModelError;
 pub use geometry::{ARCHITECTURE, Geometry};
+pub use vision::{Projector, VISION_ARCHITECTURE, VisionConfig};
 pub use weights::{LayerWeights, Matrix, Model};

@@ -186,7 +186,8 @@ impl Binder<'_> {
         }
     }
 
-    fn tensor(&self, name: &str, shape: &[usize]) -> Result<&TensorInfo, ModelError> {
+    /// A tensor by its whole name, of this shape.
+    pub(crate) fn tensor(&self, name: &str, shape: &[usize]) -> Result<&TensorInfo, ModelError> {
         let Some(tensor) = self.file.tensor(name) else {
             return Err(wrong(name, format!("a tensor of shape {shape:?}"), "no such tensor"));
         };
