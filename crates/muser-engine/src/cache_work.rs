@@ -128,6 +128,8 @@ impl Driver {
             if catch_unwind(AssertUnwindSafe(|| work(access))).is_err() {
                 tracing::error!("work on the prefix cache panicked");
             }
+            // Their blocks may have been written since: what made room for an import does not go to host memory.
+            self.scheduler.kv.take_evicted().for_each(drop);
         }
         worked
     }

@@ -12,6 +12,9 @@ pub struct EngineConfig {
     /// Bytes for KV blocks; never exceeded. `None`: enough for `parallel` sequences of full context, but at most 4 GiB
     /// unless one sequence alone needs more.
     pub kv_bytes: Option<u64>,
+    /// Bytes of host memory for blocks that leave the device; they come back when a request needs them. 0 turns it off:
+    /// on the CPU the blocks are in host memory already, so give them the bytes instead.
+    pub host_bytes: usize,
     /// Most rows of a step in which nothing is being decoded.
     pub prefill_rows: usize,
     /// Most rows of a step in which sequences are being decoded: bounds how long prefill of one request holds up the
@@ -45,6 +48,7 @@ impl Default for EngineConfig {
             parallel: 4,
             context: None,
             kv_bytes: None,
+            host_bytes: 0,
             prefill_rows: 512,
             mixed_rows: 128,
             prefill_step: Duration::from_secs(1),

@@ -9,7 +9,7 @@ use std::{
 };
 
 use muser_backend::{Executor, KvCapacity, KvType, Row, RowInput, RowWants, StepBatch, StepOutput};
-use muser_kv::{BlockId, CacheConfig, GroupStats, KvCache};
+use muser_kv::{BlockId, CacheConfig, GroupStats, HostTier, KvCache};
 use muser_model::Geometry;
 
 use crate::{
@@ -96,6 +96,7 @@ impl Driver {
         let most_positions = context.min(blocks.full as usize * muser_kv::BLOCK_LEN);
         let scheduler = Scheduler::new(
             kv,
+            HostTier::new(config.host_bytes),
             SchedulerConfig {
                 parallel: config.parallel,
                 most_positions,
@@ -154,7 +155,7 @@ impl Driver {
         while let Some((sequence, end)) = self.plan.ended.pop() {
             self.end(&sequence, &end, now);
         }
-        let works = !self.plan.items.is_empty() || !self.plan.copies.is_empty();
+        let works = !self.plan.items.is_empty() || !self.plan.moves.is_empty();
         if works {
             self.run_step();
         }
@@ -220,6 +221,7 @@ impl Driver {
         Metrics::set(&metrics.sliding_blocks_cached, u64::from(stats.sliding.cached));
         Metrics::set(&metrics.sliding_blocks_total, u64::from(stats.sliding.total));
         Metrics::set(&metrics.evicted_blocks, stats.evicted);
+        Metrics::set(&metrics.host_bytes_held, self.scheduler.host.held_bytes() as u64);
         let (full, sliding) = self.block_bytes;
         Metrics::set(&metrics.kv_bytes_held, held(stats.full) * full + held(stats.sliding) * sliding);
         Metrics::set(&metrics.kv_bytes_total, self.shared.limits.kv_bytes);

@@ -121,6 +121,10 @@ metrics! {
     evicted_blocks,
     /// Blocks copied so that a request could continue inside one.
     copied_blocks,
+    /// Blocks brought back from host memory.
+    restored_blocks,
+    /// Bytes of blocks kept in host memory (gauge).
+    host_bytes_held,
     /// Requests in the waiting queue (gauge).
     waiting,
     /// Sequences with a slot (gauge).

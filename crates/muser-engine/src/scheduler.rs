@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use muser_kv::{BLOCK_LEN, BlockCopy, KvCache, KvGroup};
+use muser_kv::{BLOCK_LEN, BlockCopy, BlockId, Evicted, HostKey, HostTier, KvCache, KvGroup, Unit};
 
 use crate::{FinishReason, RequestError, pace::Pace, sequence::Sequence};
 
@@ -59,11 +59,22 @@ pub(crate) enum End {
     Silent,
 }
 
+/// Something that happens to a block's bytes before the step.
+pub(crate) enum BlockMove {
+    /// To another block.
+    Copy(BlockCopy),
+    /// Out to host memory, since its place is about to be taken.
+    Spill(Evicted),
+    /// Back from host memory.
+    Restore(KvGroup, BlockId, Box<[u8]>),
+}
+
 /// What the next step is. Reused from step to step.
 #[derive(Default)]
 pub(crate) struct StepPlan {
     pub(crate) items: Vec<PlanItem>,
-    pub(crate) copies: Vec<BlockCopy>,
+    /// What happens to blocks before the step, in this order.
+    pub(crate) moves: Vec<BlockMove>,
     pub(crate) ended: Vec<(Sequence, End)>,
     pub(crate) preempted: u64,
     /// Something happened beside the items (an admission), so plan again soon.
@@ -75,7 +86,7 @@ pub(crate) struct StepPlan {
 impl StepPlan {
     fn clear(&mut self) {
         self.items.clear();
-        self.copies.clear();
+        self.moves.clear();
         self.ended.clear();
         self.preempted = 0;
         self.changed = false;
@@ -102,10 +113,15 @@ pub(crate) struct Scheduler {
     rotation: usize,
     blocked: Option<Blocked>,
     pub(crate) pace: Pace,
+    pub(crate) host: HostTier,
+    copies: Vec<BlockCopy>,
 }
 
 impl Scheduler {
-    pub(crate) fn new(kv: KvCache, config: SchedulerConfig) -> Self {
+    pub(crate) fn new(mut kv: KvCache, host: HostTier, config: SchedulerConfig) -> Self {
+        if host.is_enabled() {
+            kv.record_evictions();
+        }
         Self {
             kv,
             slots: (0..config.parallel).map(|_| None).collect(),
@@ -114,6 +130,8 @@ impl Scheduler {
             rotation: 0,
             blocked: None,
             pace: Pace::default(),
+            host,
+            copies: Vec::new(),
         }
     }
 
@@ -278,13 +296,18 @@ impl Scheduler {
 
     /// Gives a sequence its known blocks, if after that there is memory for what it is promised.
     fn try_begin(&mut self, sequence: &mut Sequence, plan: &mut StepPlan) -> bool {
-        let copies = plan.copies.len();
         let max_reuse = if sequence.task.cache { sequence.tokens.len() - 1 } else { 0 };
         let most = self.config.most_positions.max(sequence.tokens.len());
         let capacity = sequence.tokens.capacity().min(most) + self.config.max_rows;
-        let kv = self.kv.begin(&sequence.units, max_reuse, capacity, sequence.task.cache, &mut plan.copies);
+        if self.host.is_enabled() {
+            self.restore(&sequence.units[..max_reuse], plan);
+        }
+        let mut copies = std::mem::take(&mut self.copies);
+        let kv = self.kv.begin(&sequence.units, max_reuse, capacity, sequence.task.cache, &mut copies);
+        self.note_evictions(plan);
         sequence.kv = Some(kv);
-        sequence.awaits_copy = plan.copies.len() > copies;
+        // Any move of this plan may have been for its blocks, also one made for a request before it.
+        sequence.awaits_copy = !copies.is_empty() || !plan.moves.is_empty();
         let (mut full, mut sliding) = self.outstanding(sequence);
         for other in self.slots.iter().flatten() {
             let (more_full, more_sliding) = self.outstanding(other);
@@ -293,18 +316,47 @@ impl Scheduler {
         }
         let fits = full <= self.kv.available(KvGroup::Full) as usize
             && sliding <= self.kv.available(KvGroup::Sliding) as usize;
-        if !fits {
-            plan.copies.truncate(copies);
-            if let Some(kv) = sequence.kv.take() {
-                if sequence.awaits_copy {
-                    self.kv.release_broken(kv);
-                } else {
-                    self.kv.release(kv);
-                }
+        if fits {
+            plan.moves.extend(copies.drain(..).map(BlockMove::Copy));
+        } else if let Some(kv) = sequence.kv.take() {
+            if copies.is_empty() {
+                self.kv.release(kv);
+            } else {
+                self.kv.release_broken(kv);
             }
             sequence.awaits_copy = false;
         }
+        copies.clear();
+        self.copies = copies;
         fits
+    }
+
+    /// Brings back what host memory has of a prefix, if that lets a sequence resume further along.
+    fn restore(&mut self, units: &[Unit], plan: &mut StepPlan) {
+        let hashes = self.kv.chain_hashes(units);
+        let boundary = self.kv.resumable_with(units, &hashes, |key| self.host.contains(key));
+        if boundary * BLOCK_LEN <= self.kv.known(units, units.len()) {
+            return;
+        }
+        let Ok(import) = self.kv.begin_import(units, boundary) else { return };
+        self.note_evictions(plan);
+        let mut moves = Vec::new();
+        for wanted in import.blocks() {
+            let key = HostKey { hash: hashes[wanted.index], group: wanted.group };
+            let Some(bytes) = self.host.take(&key) else { break };
+            moves.push(BlockMove::Restore(wanted.group, wanted.block, bytes));
+        }
+        if moves.len() == import.blocks().count() {
+            plan.moves.append(&mut moves);
+            self.kv.finish_import(import);
+        } else {
+            self.kv.abort_import(import);
+        }
+    }
+
+    /// What has just been evicted goes to host memory before anything else happens to its block.
+    fn note_evictions(&mut self, plan: &mut StepPlan) {
+        plan.moves.extend(self.kv.take_evicted().map(BlockMove::Spill));
     }
 
     fn plan_decode(&mut self, now: Duration, plan: &mut StepPlan) {
@@ -396,10 +448,13 @@ impl Scheduler {
             let rank = sequence.rank();
             let start = sequence.computed();
             let Some(kv) = &mut sequence.kv else { return false };
-            if self.kv.reserve(kv, end).is_ok() {
+            let reserved = self.kv.reserve(kv, end).is_ok();
+            let ready = kv.reserved();
+            self.note_evictions(plan);
+            if reserved {
                 return true;
             }
-            if kv.reserved() > start {
+            if ready > start {
                 // Part of a prompt can go on; nobody must leave for the rest.
                 return false;
             }

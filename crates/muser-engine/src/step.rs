@@ -16,7 +16,7 @@ use crate::{
     driver::Driver,
     metrics::Metrics,
     sampler::{DrawKey, Sampler, check_finite},
-    scheduler::{End, PlanItem},
+    scheduler::{BlockMove, End, PlanItem},
     sequence::Sequence,
     task::image_row,
 };
@@ -29,7 +29,7 @@ impl Driver {
         self.build_batch();
         // A panic leaves the executor usable by its contract (as a failed step does), and everything else that the
         // closure touches is scratch.
-        let result = catch_unwind(AssertUnwindSafe(|| self.copy_and_step()));
+        let result = catch_unwind(AssertUnwindSafe(|| self.move_and_step()));
         let error = match result {
             Ok(Ok(())) => None,
             Ok(Err(error)) => {
@@ -50,7 +50,6 @@ impl Driver {
             self.fail_step(&error, now);
             return;
         }
-        Metrics::add(&self.shared.metrics.copied_blocks, self.plan.copies.len() as u64);
         for sequence in self.scheduler.slots.iter_mut().flatten() {
             sequence.awaits_copy = false;
         }
@@ -117,20 +116,40 @@ impl Driver {
         }
     }
 
-    fn copy_and_step(&mut self) -> Result<(), ExecError> {
-        for copy in &self.plan.copies {
-            let bytes = self.executor.info().block_bytes(copy.group);
-            if self.copy_buffer.len() < bytes {
-                self.copy_buffer.resize(bytes, 0);
-            }
-            let buffer = &mut self.copy_buffer[..bytes];
-            self.executor.export_block(copy.group, copy.from, buffer)?;
-            self.executor.import_block(copy.group, copy.to, buffer)?;
+    fn move_and_step(&mut self) -> Result<(), ExecError> {
+        for i in 0..self.plan.moves.len() {
+            self.move_block(i)?;
         }
         if self.batch.rows().is_empty() {
             return Ok(());
         }
         self.executor.step(&self.batch, &mut self.out)
+    }
+
+    fn move_block(&mut self, i: usize) -> Result<(), ExecError> {
+        match &self.plan.moves[i] {
+            BlockMove::Copy(copy) => {
+                let bytes = self.executor.info().block_bytes(copy.group);
+                if self.copy_buffer.len() < bytes {
+                    self.copy_buffer.resize(bytes, 0);
+                }
+                let buffer = &mut self.copy_buffer[..bytes];
+                self.executor.export_block(copy.group, copy.from, buffer)?;
+                self.executor.import_block(copy.group, copy.to, buffer)?;
+                Metrics::add(&self.shared.metrics.copied_blocks, 1);
+            }
+            BlockMove::Spill(evicted) => {
+                let group = evicted.key.group;
+                let mut bytes = vec![0; self.executor.info().block_bytes(group)].into_boxed_slice();
+                self.executor.export_block(group, evicted.block, &mut bytes)?;
+                self.scheduler.host.put(evicted.key, bytes);
+            }
+            BlockMove::Restore(group, block, bytes) => {
+                self.executor.import_block(*group, *block, bytes)?;
+                Metrics::add(&self.shared.metrics.restored_blocks, 1);
+            }
+        }
+        Ok(())
     }
 
     /// Ends the requests whose rows or copies were part of the step; all others go on.
@@ -143,6 +162,11 @@ impl Driver {
             {
                 self.end(&sequence, &End::Fail(error.clone()), now);
             }
+        }
+        if self.plan.moves.iter().any(|block_move| !matches!(block_move, BlockMove::Spill(_))) {
+            // A block may be known whose bytes never came. Whoever might be using it has just been ended.
+            self.scheduler.kv.clear();
+            self.scheduler.kv.take_evicted().for_each(drop);
         }
     }
 

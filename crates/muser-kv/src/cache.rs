@@ -1,6 +1,6 @@
 //! Pools and prefix tree together: begin, reserve, commit, release.
 
-use crate::{BLOCK_LEN, BlockId, KvError, KvGroup, KvSeq, Unit, pool::Pool, tree::Tree};
+use crate::{BLOCK_LEN, BlockHash, BlockId, HostKey, KvError, KvGroup, KvSeq, Unit, pool::Pool, tree::Tree};
 
 /// Sizes and identity of a cache.
 #[derive(Clone, Debug)]
@@ -67,6 +67,17 @@ pub struct KvCache {
     pub(crate) sliding_owner: Vec<BlockId>,
     pub(crate) tick: u64,
     pub(crate) evicted: u64,
+    /// Full blocks' worth of content that lost its memory since [`KvCache::take_evicted`], if anyone wants to know.
+    pub(crate) evictions: Option<Vec<Evicted>>,
+}
+
+/// Content that has lost its memory. Until the block is written again its bytes are still there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Evicted {
+    /// What it was.
+    pub key: HostKey,
+    /// Where it still is.
+    pub block: BlockId,
 }
 
 /// Where a new sequence can go on.
@@ -90,6 +101,7 @@ impl KvCache {
             sliding_owner: vec![BlockId(0); config.sliding_blocks as usize],
             tick: 0,
             evicted: 0,
+            evictions: None,
         }
     }
 
@@ -113,6 +125,49 @@ impl KvCache {
             free: pool.free(),
         };
         KvStats { full: of(&self.full), sliding: of(&self.sliding), evicted: self.evicted }
+    }
+
+    /// Keeps a list of what is evicted from now on.
+    pub fn record_evictions(&mut self) {
+        let most = self.full.total() as usize + self.sliding.total() as usize;
+        self.evictions.get_or_insert_with(|| Vec::with_capacity(most));
+    }
+
+    /// Empties the list of evictions, oldest first. Only content of whole blocks is in it: the rest has no hash.
+    pub fn take_evicted(&mut self) -> impl Iterator<Item = Evicted> + '_ {
+        self.evictions.iter_mut().flat_map(|evictions| evictions.drain(..))
+    }
+
+    /// Hashes of the whole blocks of a prefix.
+    pub fn chain_hashes(&self, units: &[Unit]) -> Vec<BlockHash> {
+        let mut hashes: Vec<BlockHash> = Vec::with_capacity(units.len() / BLOCK_LEN);
+        for block in units.chunks_exact(BLOCK_LEN) {
+            let hash = self.tree.hash_after(hashes.last(), block);
+            hashes.push(hash);
+        }
+        hashes
+    }
+
+    /// The furthest block boundary of a prefix (its whole blocks have these `hashes`) where a sequence could resume if
+    /// the blocks that `elsewhere` has were here too.
+    pub fn resumable_with(
+        &self,
+        units: &[Unit],
+        hashes: &[BlockHash],
+        elsewhere: impl Fn(&HostKey) -> bool,
+    ) -> usize {
+        let path = self.walk(units, hashes.len() * BLOCK_LEN);
+        let there = |group, index: usize| elsewhere(&HostKey { hash: hashes[index], group });
+        let full =
+            (path.len()..hashes.len()).find(|&index| !there(KvGroup::Full, index)).unwrap_or(hashes.len());
+        let window_is_there = |&boundary: &usize| {
+            let first = self.first_sliding_block(boundary * BLOCK_LEN).min(boundary);
+            (first..boundary).all(|index| {
+                let here = path.get(index).is_some_and(|&block| self.tree.sliding(block).is_some());
+                here || there(KvGroup::Sliding, index)
+            })
+        };
+        (0..=full).rev().find(window_is_there).unwrap_or(0)
     }
 
     /// How far a prompt is known: the length that [`KvCache::begin`] would reuse now.
@@ -240,6 +295,7 @@ impl KvCache {
     /// Forgets everything that no sequence uses.
     pub fn clear(&mut self) {
         while self.evict_full() {}
+        while self.evict_sliding() {}
     }
 
     pub(crate) fn pool(&self, group: KvGroup) -> &Pool {

@@ -5,7 +5,7 @@
 //! paths, the places where paths part, and the ends of prompts; each needs the window's blocks before it. In the middle
 //! of a long prefix only full blocks stay, and nothing is lost by it.
 
-use crate::{BLOCK_LEN, BlockId, KvCache};
+use crate::{BLOCK_LEN, BlockId, Evicted, HostKey, KvCache, KvGroup};
 
 impl KvCache {
     /// Drops one full block (and the sliding block of the same positions). `false` if all are in use.
@@ -16,6 +16,10 @@ impl KvCache {
             .filter(|&block| self.full.is_cached(block) && self.tree.child_count(block) == 0)
             .min_by_key(|&block| self.tree.last_used(block));
         let Some(victim) = victim else { return false };
+        if let Some(sliding) = self.tree.sliding(victim) {
+            self.record(victim, KvGroup::Sliding, sliding);
+        }
+        self.record(victim, KvGroup::Full, victim);
         self.forget(victim);
         self.evicted += 1;
         true
@@ -32,10 +36,19 @@ impl KvCache {
             });
         let Some(victim) = victim else { return false };
         let owner = self.sliding_owner[victim.0 as usize];
+        self.record(owner, KvGroup::Sliding, victim);
         self.tree.set_sliding(owner, None);
         self.sliding.set_known(victim, false);
         self.evicted += 1;
         true
+    }
+
+    fn record(&mut self, node: BlockId, group: KvGroup, block: BlockId) {
+        if let Some(evictions) = &mut self.evictions
+            && self.tree.is_full(node)
+        {
+            evictions.push(Evicted { key: HostKey { hash: *self.tree.hash(node), group }, block });
+        }
     }
 
     /// Is a likely resume point near enough after this block to read it?

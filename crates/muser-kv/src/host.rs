@@ -64,6 +64,19 @@ impl HostTier {
         Some(bytes)
     }
 
+    /// Takes a block out.
+    pub fn take(&mut self, key: &HostKey) -> Option<Box<[u8]>> {
+        let (bytes, used) = self.blocks.remove(key)?;
+        self.by_use.remove(&used);
+        self.held_bytes -= bytes.len();
+        Some(bytes)
+    }
+
+    /// Does it store anything at all?
+    pub fn is_enabled(&self) -> bool {
+        self.budget_bytes > 0
+    }
+
     /// Is it stored?
     pub fn contains(&self, key: &HostKey) -> bool {
         self.blocks.contains_key(key)
@@ -71,9 +84,6 @@ impl HostTier {
 
     /// Drops a block.
     pub fn remove(&mut self, key: &HostKey) {
-        if let Some((bytes, used)) = self.blocks.remove(key) {
-            self.by_use.remove(&used);
-            self.held_bytes -= bytes.len();
-        }
+        drop(self.take(key));
     }
 }

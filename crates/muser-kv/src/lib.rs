@@ -26,7 +26,7 @@ mod seq;
 mod tree;
 mod unit;
 
-pub use cache::{BlockCopy, CacheConfig, GroupStats, KvCache, KvStats};
+pub use cache::{BlockCopy, CacheConfig, Evicted, GroupStats, KvCache, KvStats};
 pub use error::KvError;
 pub use host::{HostKey, HostTier};
 pub use ids::{BLOCK_LEN, BlockId, KvGroup};

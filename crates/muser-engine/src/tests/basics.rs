@@ -522,6 +522,30 @@ fn a_failed_step_fails_its_requests_and_the_engine_goes_on() {
 }
 
 #[test]
+fn what_left_the_device_comes_back_from_host_memory() {
+    // The device holds one prompt, host memory two.
+    let config = EngineConfig {
+        parallel: 1,
+        kv_bytes: Some(2048 * (8 + 8)),
+        host_bytes: 2048 * 30,
+        ..EngineConfig::default()
+    };
+    let mut bench = Bench::new(2048, 256, &config);
+    for round in 0..3 {
+        for i in 0..2 {
+            let ask = || greedy(stem(i, 1800), 3);
+            let answer = bench.ask(ask());
+            check_exact(&bench, &ask(), &answer);
+            let cached = answer.started().cached_tokens;
+            assert!(if round == 0 { cached == 0 } else { cached >= 1792 }, "round {round}: {cached}");
+        }
+    }
+    let metrics = bench.driver.shared().metrics.snapshot();
+    assert!(metrics.restored_blocks > 0 && metrics.host_bytes_held <= 2048 * 30);
+    bench.assert_balanced();
+}
+
+#[test]
 fn sequences_that_step_aside_come_back() {
     // Four answers of two blocks in memory for five blocks in all.
     let config = EngineConfig { kv_bytes: Some(2048 * (5 + 16)), ..EngineConfig::default() };

@@ -56,14 +56,15 @@ fn random_config(rng: &mut Rng, context: usize, window: usize) -> EngineConfig {
         window_slack: [0, 16][rng.below(2)],
         min_copy_tokens: 1 + rng.below(40),
         max_waiting: 100,
+        host_bytes: [0, 0, 20_000, 1 << 20][rng.below(4)],
         slow_reader_timeout: std::time::Duration::from_hours(1),
         ..EngineConfig::default()
     }
 }
 
-/// One schedule. Returns how many tokens were reused and how many preemptions there were, so that the whole can show
-/// that it covered them.
-fn schedule(seed: u64) -> (u64, u64, u64) {
+/// One schedule. Returns tokens reused, preemptions, drafts accepted and blocks restored, so that the whole can show that
+/// it covered them.
+fn schedule(seed: u64) -> [u64; 4] {
     let mut rng = Rng(seed << 20);
     let context = [512, 700, 1300][rng.below(3)];
     let window = [1, 100, 256, 300, 600][rng.below(5)];
@@ -102,6 +103,7 @@ fn schedule(seed: u64) -> (u64, u64, u64) {
         assert_ne!(turn, Turn::Stopped);
         let snapshot = bench.driver.shared().metrics.snapshot();
         assert!(snapshot.kv_bytes_held <= snapshot.kv_bytes_total);
+        assert!(snapshot.host_bytes_held <= config.host_bytes as u64);
         assert!(snapshot.kv_bytes_total <= config.kv_bytes.unwrap_or(0), "the budget was exceeded");
         for one in &mut running {
             let Some(submission) = &mut one.submission else { continue };
@@ -132,7 +134,7 @@ fn schedule(seed: u64) -> (u64, u64, u64) {
     bench.run();
     let snapshot = bench.driver.shared().metrics.snapshot();
     bench.assert_balanced();
-    (snapshot.cached_tokens, snapshot.preemptions, snapshot.accepted_tokens)
+    [snapshot.cached_tokens, snapshot.preemptions, snapshot.accepted_tokens, snapshot.restored_blocks]
 }
 
 fn clone(request: &Request) -> Request {
@@ -192,13 +194,11 @@ impl crate::driver::Propose for GuessingProposer {
 #[test]
 fn random_schedules_give_what_running_alone_and_cold_gives() {
     let schedules = if std::env::var_os("MUSER_TEST_LONG").is_some() { 100_000 } else { 2_000 };
-    let (mut cached, mut preempted, mut accepted) = (0, 0, 0);
+    let mut totals = [0; 4];
     for seed in 0..schedules {
-        let (c, p, a) = schedule(seed);
-        cached += c;
-        preempted += p;
-        accepted += a;
+        totals.iter_mut().zip(schedule(seed)).for_each(|(total, n)| *total += n);
     }
-    // A test of reuse, preemption and drafts that never met any would show nothing.
-    assert!(cached > 100_000 && preempted > 20 && accepted > 10_000, "{cached} {preempted} {accepted}");
+    // A test of reuse, preemption, drafts and the host tier that never met any would show nothing.
+    let least = [100_000, 20, 10_000, 100];
+    assert!(totals.iter().zip(least).all(|(&total, least)| total > least), "{totals:?}");
 }
