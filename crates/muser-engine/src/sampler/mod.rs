@@ -10,12 +10,13 @@
 //! 5. Otherwise top-k, then top-p over what it left, then min-p, all on the distribution at temperature 1.
 //! 6. Temperature last, over what the filters left: however high it is, a token that the filters took out never comes
 //!    back, and an infinite temperature would be uniform over the rest.
-//! 7. One number of the counter-based generator ([`rng`]) picks from the weights in rank order.
+//! 7. One number of the counter-based generator ([`rng`]) picks from the weights, in one order.
 //!
 //! Sums are taken in one order in f64, so the same logits give the same token everywhere.
 
 mod candidates;
 mod counts;
+mod exp;
 mod params;
 pub mod rng;
 
@@ -24,15 +25,17 @@ use crate::{RequestError, TokenMask, TopLogprobs};
 pub use candidates::Candidate;
 use candidates::{argmax, by_rank, top_k};
 pub use counts::TokenCounts;
+use exp::exp_nonpositive;
 pub use params::SamplingParams;
-
-/// Candidates looked at first when there is no top-k; more are fetched when they do not reach top-p.
-const FIRST_CANDIDATES: usize = 256;
 
 /// Scratch memory for sampling; one per engine. Allocates nothing once it has seen the largest request.
 #[derive(Debug, Default)]
 pub struct Sampler {
     candidates: Vec<Candidate>,
+    /// Candidates of the bin in which top-p draws its line.
+    line: Vec<Candidate>,
+    /// Mass by bins of logits.
+    bins: Vec<f64>,
     /// The model's own logits of a row that is about to be shaped.
     kept: Vec<f32>,
 }
@@ -118,89 +121,115 @@ impl Sampler {
         pick(&self.candidates, u)
     }
 
-    /// Steps 5 and 6: the candidates left, best first, with their weights (relative, the best has 1) as values. `None`
+    /// Steps 5 and 6: the candidates left, the best first, with their weights (relative, the best has 1) as values. `None`
     /// when no token is left.
     pub fn distribution(&mut self, params: &SamplingParams, logits: &[f32]) -> Option<&[Candidate]> {
         self.filter(params, logits);
         let best = self.candidates.first()?.value;
-        // In f64, so that neither a tiny nor a huge temperature overflows or loses the differences.
-        let inverse = 1.0 / f64::from(params.temperature.max(SamplingParams::GREEDY_BELOW));
+        let inverse = 1.0 / params.temperature.max(SamplingParams::GREEDY_BELOW);
         for candidate in &mut self.candidates {
-            candidate.value = (f64::from(candidate.value - best) * inverse).exp() as f32;
+            candidate.value = exp_nonpositive((candidate.value - best) * inverse);
         }
         Some(&self.candidates)
     }
 
-    /// Leaves in `candidates` what top-k, top-p and min-p let through, best first, values are logits.
+    /// Leaves in `candidates` what top-k, top-p and min-p let through, the best first, values are logits.
     fn filter(&mut self, params: &SamplingParams, logits: &[f32]) {
         let top_p = f64::from(params.top_p);
         if params.top_k > 0 {
             top_k(logits, params.top_k as usize, &mut self.candidates);
-            let total = self.mass();
-            self.keep_nucleus(top_p, total);
-        } else if params.top_p < 1.0 || params.min_p > 0.0 {
-            let total = if params.top_p < 1.0 { sum_exp(logits) } else { 0.0 };
-            let mut k = FIRST_CANDIDATES;
-            loop {
-                top_k(logits, k, &mut self.candidates);
-                let all = self.candidates.len() < k || k >= logits.len();
-                if all || self.is_enough(params, total) {
-                    break;
-                }
-                k = (k * 8).min(logits.len());
+            if top_p < 1.0 {
+                let best = self.candidates.first().map_or(0.0, |c| c.value);
+                let total: f64 = self.candidates.iter().map(|c| weight(c.value, best)).sum();
+                cut_at_mass(&mut self.candidates, best, top_p * total);
             }
-            self.keep_nucleus(top_p, total);
         } else {
-            self.candidates.clear();
-            let left = logits.iter().enumerate().filter(|(_, value)| **value > f32::NEG_INFINITY);
-            self.candidates.extend(left.map(|(i, &value)| Candidate { id: i as u32, value }));
-            // The order does not matter for what is left, but the best comes first for `distribution`.
-            if let Some(best) =
-                (0..self.candidates.len()).min_by(|&a, &b| by_rank(&self.candidates[a], &self.candidates[b]))
-            {
-                self.candidates.swap(0, best);
-            }
+            self.filter_all(top_p, logits);
         }
         if params.min_p > 0.0
             && let Some(best) = self.candidates.first().copied()
         {
-            let lowest = f64::from(best.value) + f64::from(params.min_p).ln();
-            let keep = self.candidates.partition_point(|c| f64::from(c.value) >= lowest);
-            self.candidates.truncate(keep.max(1));
+            let lowest = best.value + params.min_p.ln();
+            self.candidates.retain(|c| c.value >= lowest || *c == best);
         }
     }
 
-    /// Do the candidates reach as far as the filters look?
-    fn is_enough(&self, params: &SamplingParams, total: f64) -> bool {
-        let (Some(first), Some(last)) = (self.candidates.first(), self.candidates.last()) else {
-            return true;
-        };
-        let below_min =
-            params.min_p > 0.0 && f64::from(last.value - first.value) < f64::from(params.min_p).ln();
-        below_min || (params.top_p < 1.0 && self.mass() >= f64::from(params.top_p) * total)
-    }
-
-    /// Sum of exponentials of the candidates relative to the best.
-    fn mass(&self) -> f64 {
-        let Some(best) = self.candidates.first() else { return 0.0 };
-        self.candidates.iter().map(|c| f64::from(c.value - best.value).exp()).sum()
-    }
-
-    /// Cuts the sorted candidates where their mass reaches `top_p` of `total` (both relative to the best logit). The
-    /// token that crosses the line stays.
-    fn keep_nucleus(&mut self, top_p: f64, total: f64) {
-        let Some(best) = self.candidates.first().map(|c| c.value) else { return };
-        if top_p >= 1.0 {
-            return;
+    /// Top-p over the whole vocabulary without sorting it: the mass is summed by bins of logits, whole bins are in or out,
+    /// and only the bin in which the line is crossed is sorted.
+    fn filter_all(&mut self, top_p: f64, logits: &[f32]) {
+        self.candidates.clear();
+        let Some(best) = argmax(logits) else { return };
+        let best = Candidate { id: best, value: logits[best as usize] };
+        // The last bin in and how much mass is still to come from it.
+        let (last_bin, needed) =
+            if top_p < 1.0 { self.find_line(top_p, best.value, logits) } else { (BINS, 0.0) };
+        self.candidates.push(best);
+        self.line.clear();
+        for (id, &value) in logits.iter().enumerate() {
+            let candidate = Candidate { id: id as u32, value };
+            let bin = bin(value, best.value);
+            if value == f32::NEG_INFINITY || candidate.id == best.id || bin > last_bin {
+                continue;
+            }
+            let to = if bin < last_bin || top_p >= 1.0 { &mut self.candidates } else { &mut self.line };
+            to.push(candidate);
         }
+        if top_p < 1.0 {
+            self.line.sort_unstable_by(by_rank);
+            let mut line = std::mem::take(&mut self.line);
+            // The best itself may be in the last bin.
+            let needed = if last_bin == 0 { needed - 1.0 } else { needed };
+            if needed <= 0.0 {
+                line.clear();
+            }
+            cut_at_mass(&mut line, best.value, needed);
+            self.candidates.extend_from_slice(&line);
+            self.line = line;
+        }
+    }
+
+    /// The bin in which the mass reaches `top_p` of the total, and the mass that must come from it.
+    fn find_line(&mut self, top_p: f64, best: f32, logits: &[f32]) -> (usize, f64) {
+        self.bins.clear();
+        self.bins.resize(BINS + 1, 0.0);
+        for &value in logits {
+            self.bins[bin(value, best)] += weight(value, best);
+        }
+        let line = top_p * self.bins.iter().sum::<f64>();
         let mut mass = 0.0;
-        let keep = self.candidates.iter().position(|candidate| {
-            mass += f64::from(candidate.value - best).exp();
-            mass >= top_p * total
-        });
-        if let Some(last) = keep {
-            self.candidates.truncate(last + 1);
+        for (bin, &of_bin) in self.bins.iter().enumerate() {
+            if mass + of_bin >= line {
+                return (bin, line - mass);
+            }
+            mass += of_bin;
         }
+        (BINS, f64::INFINITY)
+    }
+}
+
+/// Bins of logits, finest where mass is; the last one takes everything far below the best.
+const BINS: usize = 1024;
+
+/// Bin of a logit: how far it is below the best, 64 bins per unit.
+fn bin(value: f32, best: f32) -> usize {
+    // The conversion saturates, so that negative infinity comes to the last bin.
+    (((best - value) * 64.0) as usize).min(BINS)
+}
+
+/// Probability relative to that of the best.
+fn weight(value: f32, best: f32) -> f64 {
+    f64::from(exp_nonpositive(value - best))
+}
+
+/// Cuts sorted candidates where their mass reaches `mass`. The one that crosses the line stays, and so does the first.
+fn cut_at_mass(candidates: &mut Vec<Candidate>, best: f32, mass: f64) {
+    let mut sum = 0.0;
+    let last = candidates.iter().position(|candidate| {
+        sum += weight(candidate.value, best);
+        sum >= mass
+    });
+    if let Some(last) = last {
+        candidates.truncate(last + 1);
     }
 }
 
@@ -221,7 +250,7 @@ fn pick(candidates: &[Candidate], u: f64) -> Option<u32> {
 /// Sum of exponentials relative to the highest logit.
 fn sum_exp(logits: &[f32]) -> f64 {
     let max = argmax(logits).map_or(0.0, |id| logits[id as usize]);
-    logits.iter().map(|&value| f64::from((value - max).exp())).sum()
+    logits.iter().map(|&value| weight(value, max)).sum()
 }
 
 /// Log of the sum of exponentials.
