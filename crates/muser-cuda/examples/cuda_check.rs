@@ -7,6 +7,7 @@
 //! cuda_check agree MODEL [POSITIONS]    logits against the scalar reference executor
 //! cuda_check synth FILE                 full-size synthetic Q4_K_M file
 //! cuda_check speed MODEL                decode and prefill, against a plain read of device memory
+//! cuda_check step MODEL SEQS ROWS DEPTH two steps of SEQS sequences of ROWS rows, kernel by kernel, for a profiler
 //! ```
 #![expect(clippy::print_stdout, reason = "the result is printed")]
 
@@ -38,9 +39,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         (Some("agree"), Some(model)) => agree(&Model::load(model)?, number(2, 200)?)?,
         (Some("synth"), Some(file)) => make(file)?,
         (Some("speed"), Some(model)) => speed(&Model::load(model)?)?,
+        (Some("step"), Some(model)) => {
+            step(&Model::load(model)?, number(2, 1)?, number(3, 1)?, number(4, 0)?)?
+        }
         _ => {
             return Err(
-                "usage: probe | selftest | exact MODEL | agree MODEL | synth FILE | speed MODEL".into()
+                "usage: probe | selftest | exact MODEL | agree MODEL | synth FILE | speed MODEL | step MODEL"
+                    .into(),
             );
         }
     };
@@ -195,6 +200,25 @@ fn speed(model: &Model) -> Outcome {
         "weight_bytes_per_token": weight_bytes, "plain_read_bytes_per_second": read_rate,
         "decode": decode, "prefill": prefill,
     }))
+}
+
+fn step(model: &Model, sequences: usize, rows: usize, depth: usize) -> Outcome {
+    let g = &model.geometry;
+    let mut executor = CudaExecutor::new(model, CudaOptions { graphs: false, ..CudaOptions::default() })?;
+    let (tables, ring) = (fill(&mut executor, g, depth + rows, sequences)?, ring_len(&executor, g));
+    let (mut batch, mut out, mut random) = (StepBatch::default(), StepOutput::default(), Random::new(9));
+    let mut ms = Vec::new();
+    for _ in 0..2 {
+        batch.clear();
+        for (s, full) in tables.iter().enumerate() {
+            let ids: Vec<u32> = (0..rows).map(|_| random.below(g.vocab) as u32).collect();
+            push(&mut batch, g, (full, s, ring), depth, &ids, false);
+        }
+        let start = Instant::now();
+        executor.step(&batch, &mut out)?;
+        ms.push(start.elapsed().as_secs_f64() * 1e3);
+    }
+    Ok(json!({ "ms": ms }))
 }
 
 /// Blocks for `sequences` sequences of `len` positions, filled with random finite numbers: real caches are not zeros.

@@ -168,59 +168,96 @@ DEVICE const u16* v_block(const AttnArgs& p, u32 block, int kv_head) {
 
 constexpr int O_STRIDE = 132;  // floats from row to row of a unit's O in shared memory
 
-// One block per turn; warp u computes units u, u + SPLIT_WARPS, ... Next turn's K and V are fetched as soon as this
-// turn's have been used.
+// Where a partial result belongs. Nothing in a step writes the tiles and tables, so they are read before the wait.
+struct Item {
+  Tile tile;
+  u32 kv_head, at;  // at: block within the tile's blocks
+  const u16 *k, *v;
+};
+
+DEVICE Tile load_tile(const Tile* t) {
+  const u32* w = (const u32*)t;
+  return {__ldcg(w), __ldcg(w + 1), __ldcg(w + 2), __ldcg(w + 3), __ldcg(w + 4), __ldcg(w + 5), __ldcg(w + 6), __ldcg(w + 7)};
+}
+
+// Moves to partial result i: in the same tile if it is there, else in the last tile whose first partial result is not
+// beyond i.
+DEVICE void seek(Item& item, u32 i, const AttnArgs& p, u32 tiles, int lane) {
+  if (i - item.tile.part >= item.tile.parts * p.kv_heads) {
+    u32 index = 0;
+    for (u32 base = 0; base < tiles; base += 32) {
+      const bool before = base + lane < tiles && __ldcg(&p.tiles[base + lane].part) <= i;
+      index += __popc(__ballot_sync(~0u, before));
+    }
+    item.tile = load_tile(p.tiles + index - 1);
+  }
+  const u32 inside = i - item.tile.part;
+  item.kv_head = inside / item.tile.parts;
+  item.at = inside - item.kv_head * item.tile.parts;
+  const u32 block = __ldcg(p.tables + item.tile.table + item.at);
+  item.k = k_block(p, block, item.kv_head);
+  item.v = v_block(p, block, item.kv_head);
+}
+
+// One block per turn; warp u computes units u, u + SPLIT_WARPS, ... The next turn's place is known and its K and V are
+// fetched as soon as this turn's have been used. Blocks that this step does not write are fetched before the wait.
 extern "C" __global__ void __launch_bounds__(SPLIT_WARPS * 32, 1) attend_split(const __grid_constant__ AttnArgs p) {
   extern __shared__ __align__(128) u8 sh[];
   __shared__ float uw[4][16], ul[4][16];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
   const u32 ks = smem_u32(sh) + warp * 32768, vs = ks + 16384;
   float* uo = (float*)(sh + SPLIT_WARPS * 32768);  // [4][16][O_STRIDE]
-  pdl_launch();
-  pdl_wait();
-  const u32 count = __ldcg(p.counts), tiles = __ldcg(p.counts + 1);
   constexpr int ROUNDS = 4 / SPLIT_WARPS;
+  constexpr int STEP_ROWS = 16;  // most rows that a sequence with split attention has in a step
 
-  // Item i is partial result i: the tile whose range of partial results holds it, KV head, block.
-  struct Item {
-    u32 tile, kv_head, block;
-  };
-  auto find = [&](u32 i) {
-    u32 index = 0;
-    for (u32 base = 0; base < tiles; base += 32) {
-      const bool before = base + lane < tiles && __ldcg(&p.tiles[base + lane].part) <= i;
-      index += __popc(__ballot_sync(~0u, before));
-    }
-    Item item;
-    item.tile = index - 1;
-    const u32 inside = i - __ldcg(&p.tiles[item.tile].part), parts = __ldcg(&p.tiles[item.tile].parts);
-    item.kv_head = inside / parts;
-    item.block = inside - item.kv_head * parts;
-    return item;
-  };
-  auto fetch = [&](u32 i, int round, bool v) {
-    if (i < count) {
-      const Item it = find(i);
-      const u32 block = __ldcg(p.tables + __ldcg(&p.tiles[it.tile].table) + it.block);
-      const int kv_head = it.kv_head, unit = warp + round * SPLIT_WARPS;
-      const u16* src = v ? v_block(p, block, kv_head) + unit * 64 : k_block(p, block, kv_head) + unit * 64 * 128;
+  auto fetch_k = [&](bool on, const Item& item, int round) {
+    if (on) {
+      const u16* src = item.k + (warp + round * SPLIT_WARPS) * 64 * 128;
 #pragma unroll 8
-      for (int i = lane; i < 1024; i += 32) {
-        if (v) stage_v(vs, src, i);
-        else stage_k(ks, src, i);
-      }
+      for (int i = lane; i < 1024; i += 32) stage_k(ks, src, i);
     }
     cp_commit();
   };
-  fetch(blockIdx.x, 0, false);
-  fetch(blockIdx.x, 0, true);
+  auto fetch_v = [&](bool on, const Item& item, int round) {
+    if (on) {
+      const u16* src = item.v + (warp + round * SPLIT_WARPS) * 64;
+#pragma unroll 8
+      for (int i = lane; i < 1024; i += 32) stage_v(vs, src, i);
+    }
+    cp_commit();
+  };
+
+  pdl_launch();
+  const u32 count = __ldcg(p.counts), tiles = __ldcg(p.counts + 1);
+  Item next;
+  next.tile.part = next.tile.parts = 0;
+  bool old = false;
+  if (blockIdx.x < count) {
+    seek(next, blockIdx.x, p, tiles, lane);
+    old = (next.tile.first_block + next.at + 1) * 256 + STEP_ROWS <= next.tile.pos;
+    if (old) {
+      fetch_k(true, next, 0);
+      fetch_v(true, next, 0);
+    }
+  }
+  pdl_wait();
+  if (blockIdx.x >= count) return;
+  if (!old) {
+    fetch_k(true, next, 0);
+    fetch_v(true, next, 0);
+  }
+  uint4 q[4][2];
+  u32 q_row = ~0u, q_head = 0;
   for (u32 item = blockIdx.x; item < count; item += gridDim.x) {
-    const Item it = find(item);
-    const Tile tile = p.tiles[it.tile];
-    const int kv_head = it.kv_head;
-    const Rows2 rows = visible(p, tile, g);
-    uint4 q[4][2];
-    load_q(q, p, tile, kv_head, g, t);
+    const Item now = next;
+    const bool more = item + gridDim.x < count;
+    if (more) seek(next, item + gridDim.x, p, tiles, lane);
+    if (now.tile.row != q_row || now.kv_head != q_head) {
+      load_q(q, p, now.tile, now.kv_head, g, t);
+      q_row = now.tile.row;
+      q_head = now.kv_head;
+    }
+    const Rows2 rows = visible(p, now.tile, g);
 #pragma unroll
     for (int round = 0; round < ROUNDS; round++) {
       const bool last = round == ROUNDS - 1;
@@ -231,8 +268,8 @@ extern "C" __global__ void __launch_bounds__(SPLIT_WARPS * 32, 1) attend_split(c
       __syncwarp();
       unit_scores(s, q, ks, g, t);
       __syncwarp();
-      fetch(last ? item + gridDim.x : item, last ? 0 : round + 1, false);
-      unit_softmax(s, a, w, l, (int)(tile.first_block + it.block) * 256 + unit * 64, rows, t);
+      fetch_k(!last || more, last ? next : now, last ? 0 : round + 1);
+      unit_softmax(s, a, w, l, (int)(now.tile.first_block + now.at) * 256 + unit * 64, rows, t);
       if (t == 0) {
         uw[unit][g] = w[0]; uw[unit][g + 8] = w[1];
         ul[unit][g] = l[0]; ul[unit][g + 8] = l[1];
@@ -248,10 +285,9 @@ extern "C" __global__ void __launch_bounds__(SPLIT_WARPS * 32, 1) attend_split(c
         *(float2*)(o + 8 * O_STRIDE + 8 * nt) = make_float2(v[2], v[3]);
       }
       __syncwarp();
-      fetch(last ? item + gridDim.x : item, last ? 0 : round + 1, true);
+      fetch_v(!last || more, last ? next : now, last ? 0 : round + 1);
     }
     __syncthreads();
-    const u64 part = item;
     for (int i = threadIdx.x; i < 16 * 32; i += SPLIT_WARPS * 32) {
       const int row = i >> 5, d = (i & 31) * 4;
       float4 b;
@@ -265,12 +301,12 @@ extern "C" __global__ void __launch_bounds__(SPLIT_WARPS * 32, 1) attend_split(c
           b.x = __fmaf_rn(w, v.x, b.x); b.y = __fmaf_rn(w, v.y, b.y); b.z = __fmaf_rn(w, v.z, b.z); b.w = __fmaf_rn(w, v.w, b.w);
         }
       }
-      *(float4*)(p.part_o + part * 2048 + row * 128 + d) = b;
+      *(float4*)(p.part_o + (u64)item * 2048 + row * 128 + d) = b;
       if (d == 0) {
         float lb = __fmul_rn(uw[0][row], ul[0][row]);
 #pragma unroll
         for (int u = 1; u < 4; u++) lb = __fmaf_rn(uw[u][row], ul[u][row], lb);
-        p.part_l[part * 16 + row] = lb;
+        p.part_l[(u64)item * 16 + row] = lb;
       }
     }
     __syncthreads();
@@ -385,43 +421,64 @@ struct CombineArgs {
   const float* qkvg;    // [segments][n][width], gate at gate_at
   Act act;              // k = heads * 128
   u32 segments, n, width, gate_at, group;
+  u32 staged;           // is there shared memory for the ring?
 };
 
-// a = O / L * sigmoid(gate), quantised for the output projection. One CTA per super-block (2 heads) and row.
+constexpr int COMBINE_PARTS = 32;   // partial results of a stage
+constexpr int COMBINE_STAGES = 3;
+
+// a = O / L * sigmoid(gate), quantised for the output projection. One CTA per super-block (2 heads) and row. Long lists of
+// partial results pass through shared memory, so that many are on their way while they are added one by one.
 extern "C" __global__ void __launch_bounds__(256) attend_combine(const __grid_constant__ CombineArgs p) {
+  extern __shared__ __align__(16) float ring[];  // [COMBINE_STAGES][COMBINE_PARTS][256 + 4]: O of two heads, L of each
   __shared__ float row[256];
+  constexpr int SLOT = 260;
   pdl_launch();
   const int kb = blockIdx.x, r = blockIdx.y, i = threadIdx.x, head = kb * 2 + (i >> 7), d = i & 127;
-  pdl_wait();
-  const Tile& tile = p.tiles[__ldcg(p.row_tile + r)];
-  const int kv_head = head / (int)p.group;
-  const int m = (r - (int)__ldcg(&tile.row)) * (int)p.group + head % (int)p.group;
-  const int parts = __ldcg(&tile.parts);
-  const u64 part = __ldcg(&tile.part) + (u64)kv_head * parts;
-  const float* po = p.part_o + part * 2048 + m * 128 + d;
+  const Tile tile = load_tile(p.tiles + __ldcg(p.row_tile + r));
+  const int kv_head = head / (int)p.group, parts = tile.parts;
+  const int m = (r - (int)tile.row) * (int)p.group + head % (int)p.group;
+  const u64 part = tile.part + (u64)kv_head * parts;
+  const float* po = p.part_o + part * 2048 + m * 128;
   const float* pl = p.part_l + part * 16 + m;
   const float* gate = p.qkvg + (u64)r * p.width + p.gate_at + kb * 256 + i;
+  pdl_wait();
   float z = __ldcg(gate);
   for (u32 s = 1; s < p.segments; s++) z = __fadd_rn(z, __ldcg(gate + s * (u64)p.n * p.width));
   float o = 0.f, l = 0.f;
-  int b = 0;
-  for (; b + 16 <= parts; b += 16) {
-    float x[16], y[16];
-#pragma unroll
-    for (int k = 0; k < 16; k++) {
-      x[k] = __ldcg(po + (u64)(b + k) * 2048);
-      y[k] = __ldcg(pl + (b + k) * 16);
+  if (p.staged && parts > 8) {
+    const u32 base = smem_u32(ring);
+    auto issue = [&](int stage) {  // a head's 128 threads: 32 of them copy one part, 4 parts at a time
+      const int first = stage * COMBINE_PARTS;
+      const u32 dst = base + (stage % COMBINE_STAGES) * COMBINE_PARTS * SLOT * 4;
+      const int lane = i & 31, w = (i >> 5) & 3, h = i >> 7;
+      for (int k = w; k < COMBINE_PARTS; k += 4)
+        if (first + k < parts) cp16(dst + (k * SLOT + h * 128 + lane * 4) * 4, po + (u64)(first + k) * 2048 + lane * 4);
+      if (d < COMBINE_PARTS && first + d < parts)
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(dst + (d * SLOT + 256 + h) * 4), "l"(pl + (first + d) * 16)
+                     : "memory");
+      cp_commit();
+    };
+    const int stages = (parts + COMBINE_PARTS - 1) / COMBINE_PARTS;
+    for (int s = 0; s < COMBINE_STAGES - 1; s++) issue(s);
+    for (int s = 0; s < stages; s++) {
+      cp_wait<COMBINE_STAGES - 2>();
+      __syncthreads();
+      issue(s + COMBINE_STAGES - 1);
+      const float* src = ring + (s % COMBINE_STAGES) * COMBINE_PARTS * SLOT;
+      const int n = min(COMBINE_PARTS, parts - s * COMBINE_PARTS);
+#pragma unroll 8
+      for (int k = 0; k < n; k++) {
+        o = __fadd_rn(o, src[k * SLOT + i]);
+        l = __fadd_rn(l, src[k * SLOT + 256 + (i >> 7)]);
+      }
     }
-#pragma unroll
-    for (int k = 0; k < 16; k++) {
-      o = __fadd_rn(o, x[k]);
-      l = __fadd_rn(l, y[k]);
+  } else {
+#pragma unroll 8
+    for (int b = 0; b < parts; b++) {
+      o = __fadd_rn(o, __ldcg(po + (u64)b * 2048 + d));
+      l = __fadd_rn(l, __ldcg(pl + b * 16));
     }
-  }
-#pragma unroll 4
-  for (; b < parts; b++) {
-    o = __fadd_rn(o, __ldcg(po + (u64)b * 2048));
-    l = __fadd_rn(l, __ldcg(pl + b * 16));
   }
   const float s = __fdiv_rn(1.f, __fadd_rn(1.f, __expf(-z)));
   row[i] = __fmul_rn(__fdiv_rn(o, l), s);

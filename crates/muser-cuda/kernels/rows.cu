@@ -2,8 +2,7 @@
 // quantise, q/k norm + rope + KV write, silu * up + quantise, logits.
 //
 // One warp owns one super-block of 256 values (8 per lane) or one head of 128 (4 per lane). Sums over a row: 8 values by
-// fma in order, then a butterfly over lanes, then a butterfly over super-blocks; never anything else, whatever the
-// number of CTAs that share the row.
+// fma in order, then a butterfly over lanes, then a butterfly over super-blocks.
 #include "common.cuh"
 
 // ggml type numbers of the embedding table
@@ -62,51 +61,12 @@ DEVICE float square_sum8(const float (&v)[8]) {
   return warp_sum(s);
 }
 
-// --- clusters: a row of up to 32 super-blocks is shared by the CTAs of a cluster (sm_90 on; elsewhere by one CTA)
-DEVICE u32 cluster_rank() {
-#if __CUDA_ARCH__ >= 900
-  u32 r;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
-  return r;
-#else
-  return 0;
-#endif
-}
-DEVICE u32 cluster_size() {
-#if __CUDA_ARCH__ >= 900
-  u32 r;
-  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(r));
-  return r;
-#else
-  return 1;
-#endif
-}
-DEVICE void cluster_sync(u32 size) {
-#if __CUDA_ARCH__ >= 900
-  if (size > 1) {
-    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-    return;
-  }
-#endif
-  __syncthreads();
-}
-DEVICE void store_peer(float* p, u32 rank, float v, u32 size) {
-#if __CUDA_ARCH__ >= 900
-  if (size > 1) {
-    u32 a;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(a) : "r"(smem_u32(p)), "r"(rank));
-    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(a), "f"(v) : "memory");
-    return;
-  }
-#endif
-  *p = v;
-}
-// Sum of squares over a row; block kb of `blocks` is held by this warp (or none).
-DEVICE float row_square_sum(const float (&v)[8], float* red, int kb, int blocks, u32 size) {
+// Sum of squares over a row of which every warp of the CTA holds one super-block.
+DEVICE float row_square_sum(const float (&v)[8], float* red, int blocks) {
   const int lane = threadIdx.x & 31;
   const float s = square_sum8(v);
-  if (lane < (int)size && kb < blocks) store_peer(red + kb, lane, s, size);
-  cluster_sync(size);
+  if (lane == 0) red[threadIdx.x >> 5] = s;
+  __syncthreads();
   return warp_sum(lane < blocks ? red[lane] : 0.f);
 }
 
@@ -135,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(1024) embed_rows(const __grid_const
 #pragma unroll
     for (int i = 0; i < 8; i++) v[i] = dequantise(p.table + in * p.row_bytes, p.type, e + i);
   }
-  const float mean = __fdiv_rn(row_square_sum(v, red, kb, blocks, 1), (float)p.hidden);
+  const float mean = __fdiv_rn(row_square_sum(v, red, blocks), (float)p.hidden);
   const float r = __frsqrt_rn(__fadd_rn(mean, p.eps));
   float* h = p.h + (u64)row * p.hidden + e;
 #pragma unroll
@@ -154,46 +114,43 @@ struct NormArgs {
   float eps, post_eps;
 };
 
-// h += rms(sum of segments, post_eps) * post; a = rms(h, eps) * w, quantised. A cluster per row.
+// h += rms(sum of segments, post_eps) * post; a = rms(h, eps) * w, quantised. One CTA of hidden / 256 warps per row.
+//
+// Two or four CTAs a row (a cluster) were not faster for one row: what the loads gain, the cluster barriers lose.
 extern "C" __global__ void __launch_bounds__(1024) norm_rows(const __grid_constant__ NormArgs p) {
   __shared__ float red[2][32];
-  const u32 size = cluster_size();
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, W = blockDim.x >> 5, D = p.hidden, blocks = D / 256;
-  const int out = blockIdx.x / size, kb = (int)cluster_rank() * W + warp, e = min(kb, blocks - 1) * 256 + lane * 8;
+  const int lane = threadIdx.x & 31, kb = threadIdx.x >> 5, D = p.hidden, blocks = D / 256, e = kb * 256 + lane * 8;
+  const int out = blockIdx.x;
   pdl_launch();
-  if (size > 1) cluster_sync(size);  // the peers' shared memory exists from here on
   float pw[8], ww[8], x[8];
   load8(ww, p.w + e);
   if (p.part) load8(pw, p.post + e);
-  pdl_wait();
   const int row = p.rows ? (int)__ldcg(p.rows + out) : out;
+  pdl_wait();
   float* h = p.h + (u64)row * D + e;
   load8(x, h);
   if (p.part) {
     float o[8];
     sum8(o, p.part + (u64)row * D + e, (u64)p.n * D, p.segments);
-    const float mean = __fdiv_rn(row_square_sum(o, red[0], kb, blocks, size), (float)D);
+    const float mean = __fdiv_rn(row_square_sum(o, red[0], blocks), (float)D);
     const float r = __frsqrt_rn(__fadd_rn(mean, p.post_eps));
 #pragma unroll
     for (int i = 0; i < 8; i++) x[i] = __fmaf_rn(__fmul_rn(o[i], r), pw[i], x[i]);
-    if (kb < blocks && !p.rows) {
+    if (!p.rows) {
       *(float4*)h = make_float4(x[0], x[1], x[2], x[3]);
       *(float4*)(h + 4) = make_float4(x[4], x[5], x[6], x[7]);
     }
   }
-  const float mean = __fdiv_rn(row_square_sum(x, red[1], kb, blocks, size), (float)D);
+  const float mean = __fdiv_rn(row_square_sum(x, red[1], blocks), (float)D);
   const float r = __frsqrt_rn(__fadd_rn(mean, p.eps));
 #pragma unroll
   for (int i = 0; i < 8; i++) x[i] = __fmul_rn(__fmul_rn(x[i], r), ww[i]);
-  if (kb < blocks) {
-    if (p.y) {
-      float* y = p.y + (u64)out * D + e;
-      *(float4*)y = make_float4(x[0], x[1], x[2], x[3]);
-      *(float4*)(y + 4) = make_float4(x[4], x[5], x[6], x[7]);
-    }
-    quantise_block(x, out, kb, lane, p.act);
+  if (p.y) {
+    float* y = p.y + (u64)out * D + e;
+    *(float4*)y = make_float4(x[0], x[1], x[2], x[3]);
+    *(float4*)(y + 4) = make_float4(x[4], x[5], x[6], x[7]);
   }
-  if (size > 1) cluster_sync(size);  // no CTA leaves while a peer may still write into its shared memory
+  quantise_block(x, out, kb, lane, p.act);
 }
 
 struct SiluArgs {
@@ -242,9 +199,14 @@ extern "C" __global__ void __launch_bounds__(128) rope_rows(const __grid_constan
   pdl_launch();
   const int head = blockIdx.x * 4 + (threadIdx.x >> 5), lane = threadIdx.x & 31, row = blockIdx.y;
   const int H = p.heads, KV = p.kv_heads;
+  const bool is_q = head < H, is_v = head >= H + KV;
+  // Nothing in a step writes these: read before the wait.
+  const u32 slot = __ldcg(p.slots + row), inside = slot & 255;
+  const float4 w = *(const float4*)((is_q ? p.q_norm : p.k_norm) + lane * 4);
+  float4 cs = make_float4(1.f, 0.f, 1.f, 0.f);
+  if (p.angles) cs = *(const float4*)(p.angles + (u64)__ldcg(p.positions + row) * 64 + lane * 2);
   pdl_wait();
   if (head >= H + 2 * KV) return;
-  const bool is_q = head < H, is_v = head >= H + KV;
   const u32 at = is_q ? head * 128 : is_v ? p.v_at + (head - H - KV) * 128 : p.k_at + (head - H) * 128;
   const float* src = p.part + (u64)row * p.width + at + lane * 4;
   const u64 step = (u64)p.n * p.width;
@@ -254,7 +216,6 @@ extern "C" __global__ void __launch_bounds__(128) rope_rows(const __grid_constan
     f = ldcg4(src + s * step);
     x[0] = __fadd_rn(x[0], f.x); x[1] = __fadd_rn(x[1], f.y); x[2] = __fadd_rn(x[2], f.z); x[3] = __fadd_rn(x[3], f.w);
   }
-  const u32 slot = __ldcg(p.slots + row), inside = slot & 255;
   u16* block = p.kv + (u64)(slot >> 8) * p.block_halves;
   if (is_v) {
     u16* v = block + ((u64)KV * 256 + (head - H - KV) * 256) * 128 + inside;
@@ -266,13 +227,11 @@ extern "C" __global__ void __launch_bounds__(128) rope_rows(const __grid_constan
 #pragma unroll
   for (int i = 0; i < 4; i++) s = __fmaf_rn(x[i], x[i], s);
   const float r = __frsqrt_rn(__fadd_rn(__fmul_rn(warp_sum(s), 1.f / 128), p.eps));
-  const float4 w = *(const float4*)((is_q ? p.q_norm : p.k_norm) + lane * 4);
   x[0] = __fmul_rn(__fmul_rn(x[0], r), w.x);
   x[1] = __fmul_rn(__fmul_rn(x[1], r), w.y);
   x[2] = __fmul_rn(__fmul_rn(x[2], r), w.z);
   x[3] = __fmul_rn(__fmul_rn(x[3], r), w.w);
   if (p.angles) {
-    const float4 cs = *(const float4*)(p.angles + (u64)__ldcg(p.positions + row) * 64 + lane * 2);
     const float a = x[0], b = x[1], c = x[2], d = x[3];
     x[0] = __fsub_rn(__fmul_rn(a, cs.x), __fmul_rn(b, cs.y));
     x[1] = __fadd_rn(__fmul_rn(a, cs.y), __fmul_rn(b, cs.x));

@@ -9,7 +9,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use muser_backend::{ExecError, Executor, ExecutorInfo, KvCapacity, KvType, StepBatch, StepOutput};
+use muser_backend::{ExecError, Executor, ExecutorInfo, KvCapacity, KvType, RowWants, StepBatch, StepOutput};
 use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
 use muser_model::{Geometry, Model};
 
@@ -206,9 +206,6 @@ impl CudaExecutor {
 
     fn run(&mut self, batch: &StepBatch, out: &mut StepOutput) -> Result<(), CudaError> {
         self.context.bind()?;
-        out.logits.clear();
-        out.features.clear();
-        out.hidden.clear();
         let small = batch.rows().len() <= FEW_ROWS;
         self.make_room(batch, small)?;
         let data = if small { &mut self.small } else { &mut self.large };
@@ -241,35 +238,44 @@ impl CudaExecutor {
         out: &mut StepOutput,
     ) -> Result<(), CudaError> {
         let (vocab, hidden) = (self.geometry.vocab, self.geometry.hidden);
+        let count_of =
+            |wanted: fn(&RowWants) -> bool| batch.rows().iter().filter(|r| wanted(&r.wants)).count();
+        let (n_logits, n_hidden) = (count_of(|w| w.logits), count_of(|w| w.hidden));
+        // Resized, not cleared: the same size again costs nothing.
+        out.logits.resize(n_logits * vocab, 0.0);
+        out.hidden.resize(n_hidden * hidden, 0.0);
+        out.features.resize(shape.features * self.info.features, 0.0);
+        let (mut logit_rows, mut hidden_rows) = (out.logits.chunks_mut(vocab), out.hidden.chunks_mut(hidden));
         let mut wants = batch.rows().iter().map(|r| r.wants).filter(|w| w.logits || w.hidden);
-        let any_logits = batch.rows().iter().any(|r| r.wants.logits);
-        let any_hidden = batch.rows().iter().any(|r| r.wants.hidden);
         let mut from = 0;
         while from < shape.top {
             let count = (shape.top - from).min(TOP_ROWS);
             if !small {
                 self.walk(&self.large, shape).top(from, count)?;
             }
-            if any_logits {
+            if n_logits > 0 {
                 self.stream.download(&self.scratch.logits, &mut self.logits_on_host, count * vocab)?;
             }
-            if any_hidden {
+            if n_hidden > 0 {
                 self.stream.download(&self.scratch.hidden, &mut self.hidden_on_host, count * hidden)?;
             }
             self.stream.synchronize()?;
+            let mut copies: Vec<(&[f32], &mut [f32])> = Vec::with_capacity(count);
             for (i, want) in wants.by_ref().take(count).enumerate() {
                 if want.logits {
-                    out.logits.extend_from_slice(&self.logits_on_host.slice()[i * vocab..][..vocab]);
+                    let to = logit_rows.next().expect("a row for every row that wants logits");
+                    copies.push((&self.logits_on_host.slice()[i * vocab..][..vocab], to));
                 }
                 if want.hidden {
-                    out.hidden.extend_from_slice(&self.hidden_on_host.slice()[i * hidden..][..hidden]);
+                    let to = hidden_rows.next().expect("a row for every row that wants its hidden state");
+                    to.copy_from_slice(&self.hidden_on_host.slice()[i * hidden..][..hidden]);
                 }
             }
+            copy_rows(copies);
             from += count;
         }
         self.stream.synchronize()?;
         if let Some(features) = self.scratch.features.as_ref().filter(|_| shape.features > 0) {
-            out.features.resize(shape.features * self.info.features, 0.0);
             features.read(0, &mut out.features)?;
         }
         Ok(())
@@ -302,7 +308,6 @@ impl CudaExecutor {
             data,
             shape,
             tuning: Tuning::of(self.context.arch),
-            arch: self.context.arch,
             multiprocessors: self.context.multiprocessors,
         }
     }
@@ -401,6 +406,23 @@ impl Executor for CudaExecutor {
         let at = self.place(group, block, src.len())?;
         self.pool(group).memory.write(at, src).map_err(|e| self.fail(e))
     }
+}
+
+/// Copies rows; one thread moves about 10 GB/s, which for many rows of a large vocabulary is milliseconds.
+fn copy_rows(rows: Vec<(&[f32], &mut [f32])>) {
+    let threads = if rows.iter().map(|(from, _)| from.len()).sum::<usize>() > 1 << 20 { 4 } else { 1 };
+    if threads == 1 {
+        rows.into_iter().for_each(|(from, to)| to.copy_from_slice(from));
+        return;
+    }
+    let share = rows.len().div_ceil(threads);
+    let mut rows = rows;
+    std::thread::scope(|scope| {
+        while !rows.is_empty() {
+            let some = rows.split_off(rows.len().saturating_sub(share));
+            scope.spawn(|| some.into_iter().for_each(|(from, to)| to.copy_from_slice(from)));
+        }
+    });
 }
 
 fn info(context: &Context, geometry: &Geometry, max_rows: usize) -> ExecutorInfo {

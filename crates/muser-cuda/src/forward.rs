@@ -19,6 +19,9 @@ pub(crate) const TOP_ROWS: usize = 32;
 /// Query vectors of a tile times values of a head: a partial result of attention.
 pub(crate) const PART_VALUES: usize = 16 * 128;
 
+/// Shared memory of the combine kernel: 3 stages of 32 partial results of two heads.
+const COMBINE_RING_BYTES: u32 = 3 * 32 * 260 * 4;
+
 /// Kernels besides the products.
 pub(crate) struct RowKernels {
     pub(crate) embed: Function,
@@ -124,7 +127,6 @@ pub(crate) struct Walk<'a> {
     pub(crate) data: &'a StepData,
     pub(crate) shape: StepShape,
     pub(crate) tuning: Tuning,
-    pub(crate) arch: u32,
     pub(crate) multiprocessors: u32,
 }
 
@@ -193,7 +195,8 @@ impl Walk<'_> {
             hidden: g.hidden as u32,
             eps: g.rms_eps,
         };
-        let shape = Launch::new((self.shape.n as u32, 1), (g.hidden / 8) as u32);
+        // Nothing runs before the step's data has arrived: later kernels read it before they wait.
+        let shape = Launch { overlap: false, ..Launch::new((self.shape.n as u32, 1), (g.hidden / 8) as u32) };
         self.stream.launch(&self.rows.embed, shape, &args)
     }
 
@@ -220,10 +223,8 @@ impl Walk<'_> {
             eps: g.rms_eps,
             post_eps: g.post_norm_eps,
         };
-        let blocks = (g.hidden / 256) as u32;
-        let cluster = if self.arch >= 90 && blocks > 8 { 2 } else { 1 };
         let rows = top.map_or(n, |(_, count)| count) as u32;
-        let shape = Launch { cluster, ..Launch::new((rows * cluster, 1), blocks.div_ceil(cluster) * 32) };
+        let shape = Launch::new((rows, 1), (g.hidden / 8) as u32);
         self.stream.launch(&self.rows.norm, shape, &args)
     }
 
@@ -328,9 +329,12 @@ impl Walk<'_> {
             width,
             gate_at: q_width + kv_width,
             group: heads / kv_heads,
+            staged: u32::from(self.shape.groups == 0),
         };
-        let grid = (q_width / 256, n as u32);
-        self.stream.launch(&self.rows.combine, Launch::new(grid, 256), &combine)
+        // Without the ring more CTAs fit, which is better for many rows with one partial result each.
+        let shared_bytes = if self.shape.groups == 0 { COMBINE_RING_BYTES } else { 0 };
+        let shape = Launch { shared_bytes, ..Launch::new((q_width / 256, n as u32), 256) };
+        self.stream.launch(&self.rows.combine, shape, &combine)
     }
 
     fn silu(&self, before: &Product, act: Act) -> Result<(), CudaError> {

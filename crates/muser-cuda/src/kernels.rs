@@ -195,6 +195,6 @@ args! {
     /// `attend_combine`
     CombineArgs {
         part_o: u64, part_l: u64, tiles: u64, row_tile: u64, qkvg: u64, act: Act, segments: u32, n: u32, width: u32,
-        gate_at: u32, group: u32,
+        gate_at: u32, group: u32, staged: u32,
     }
 }

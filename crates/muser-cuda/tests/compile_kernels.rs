@@ -1,7 +1,7 @@
 //! Every kernel compiles for every architecture, without spilling registers, on a machine without a card.
 //!
 //! Needs NVRTC only (`pip install nvidia-cuda-nvrtc` into a virtual environment, or a CUDA toolkit); skipped loudly where
-//! there is none.
+//! there is none. Two architectures by default, all with `MUSER_TEST_LONG=1` or in CI.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
