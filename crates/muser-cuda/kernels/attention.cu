@@ -429,7 +429,7 @@ constexpr int COMBINE_STAGES = 3;
 
 // a = O / L * sigmoid(gate), quantised for the output projection. One CTA per super-block (2 heads) and row. Long lists of
 // partial results pass through shared memory, so that many are on their way while they are added one by one.
-extern "C" __global__ void __launch_bounds__(256) attend_combine(const __grid_constant__ CombineArgs p) {
+extern "C" __global__ void __launch_bounds__(256, 4) attend_combine(const __grid_constant__ CombineArgs p) {
   extern __shared__ __align__(16) float ring[];  // [COMBINE_STAGES][COMBINE_PARTS][256 + 4]: O of two heads, L of each
   __shared__ float row[256];
   constexpr int SLOT = 260;

@@ -14,7 +14,7 @@ using u64 = unsigned long long;
 #define DEVICE __device__ __forceinline__
 
 // Quantised activations of up to `ld` rows with k values each.
-//   q    [ld][k]          int8, one scale per 256; in each 64 values permuted by perm64
+//   q    [ld][k]          int8, one scale per 256; in each 64 values permuted by perm64 (or tiled, see tiled_at)
 //   d    [k / 256][ld]    f32 scale
 //   sums [k / 256][ld]    16 bytes: sums of 32 values as lo + 128 hi: {lo[0..3], hi[0..3], lo[4..7], hi[4..7]}
 //   q32  [ld][k]          int8, one scale per 32, permuted alike
@@ -28,11 +28,20 @@ struct Act {
   float* d32;
   u32 k;
   u32 ld;
+  u32 tiled;
 };
 
 // Position of value k (0..255) of a super-block: a lane's four B registers of two groups are 16 contiguous bytes.
 DEVICE int perm64(int k) {
   return (k & ~63) + ((k & 15) >> 2) * 16 + ((k >> 5) & 1) * 8 + ((k >> 4) & 1) * 4 + (k & 3);
+}
+
+// Place of value k (0..255) of super-block kb of a row in tiled q: a run of 32 KB for 128 rows x 256 values, which is the
+// image that warpgroup multiplication reads from shared memory: two halves of 128 values, a row of 128 bytes each, 16-byte
+// pieces swizzled by the row. Values stay in order.
+DEVICE u64 tiled_at(const Act& a, int col, int kb, int k) {
+  const u64 tile = ((u64)(col >> 7) * (a.k / 256) + kb) * 32768;
+  return tile + (k >> 7) * 16384 + (col & 127) * 128 + ((((k >> 4) & 7) ^ (col & 7)) << 4) + (k & 15);
 }
 
 // K segment s of S covers super-blocks [seg_begin(s), seg_begin(s + 1)).
@@ -192,9 +201,13 @@ DEVICE void quantise_block(const float (&x)[8], int col, int kb, int lane, const
     }
     s += __shfl_xor_sync(~0u, s, 1);
     s += __shfl_xor_sync(~0u, s, 2);
-    i8* dst = a.q + (u64)col * a.k + kb * 256;
-    *(u32*)(dst + perm64(lane * 8)) = pack4(q);
-    *(u32*)(dst + perm64(lane * 8 + 4)) = pack4(q + 4);
+    if (a.tiled) {
+      *(uint2*)(a.q + tiled_at(a, col, kb, lane * 8)) = make_uint2(pack4(q), pack4(q + 4));
+    } else {
+      i8* dst = a.q + (u64)col * a.k + kb * 256;
+      *(u32*)(dst + perm64(lane * 8)) = pack4(q);
+      *(u32*)(dst + perm64(lane * 8 + 4)) = pack4(q + 4);
+    }
     if ((lane & 3) == 0) {
       const int grp = lane >> 2, lo = ((s + 64) & 127) - 64, hi = (s - lo) >> 7;
       u8* u = a.sums + ((u64)kb * a.ld + col) * 16 + (grp >> 2) * 8 + (grp & 3);

@@ -63,12 +63,15 @@ impl Kernels {
             });
         }
         let images: Vec<_> = std::thread::scope(|scope| {
-            let jobs: Vec<_> =
-                FILES.iter().map(|f| scope.spawn(|| nvrtc::compile_cached(f, context.arch))).collect();
+            let jobs: Vec<_> = FILES
+                .iter()
+                .filter(|f| f.supports(context.arch))
+                .map(|f| scope.spawn(|| nvrtc::compile_cached(f, context.arch)))
+                .collect();
             jobs.into_iter().map(|j| j.join().expect("compiling does not panic")).collect()
         });
         let (mut modules, mut functions) = (Vec::new(), HashMap::new());
-        for (file, compiled) in FILES.iter().zip(images) {
+        for (file, compiled) in FILES.iter().filter(|f| f.supports(context.arch)).zip(images) {
             let module = Module::load(context, &compiled?.image)?;
             for name in file.kernels {
                 functions.insert(*name, module.function(name)?);

@@ -102,7 +102,10 @@ impl Activations {
             address
         };
         let [q, d, sums, q32, d32] = sizes.map(&mut place);
-        Ok(Self { act: Act { q, d, sums, q32, d32, k: k as u32, ld: ld as u32 }, _memory: memory })
+        Ok(Self {
+            act: Act { q, d, sums, q32, d32, k: k as u32, ld: ld as u32, ..Act::default() },
+            _memory: memory,
+        })
     }
 }
 
@@ -139,7 +142,7 @@ impl Walk<'_> {
         let mut before: Option<(u64, &Product)> = None;
         let mut in_group = [0usize; 2];
         for (index, layer) in self.weights.layers.iter().enumerate() {
-            let attn_act = layer.attn_in.input(s.act_hidden.act);
+            let attn_act = self.products.input(&layer.attn_in, s.act_hidden.act, n);
             self.norm(before, layer.attn_norm, attn_act, None)?;
             self.tap(index)?;
             self.products.multiply(self.stream, &layer.attn_in, attn_act, s.attn_in.at(0), n)?;
@@ -149,12 +152,12 @@ impl Walk<'_> {
             self.attention(layer, sliding, *place)?;
             *place += 1;
 
-            let out_act = layer.attn_out.input(s.act_attention.act);
+            let out_act = self.products.input(&layer.attn_out, s.act_attention.act, n);
             self.products.multiply(self.stream, &layer.attn_out, out_act, s.projected.at(0), n)?;
-            let ffn_act = layer.ffn_in.input(s.act_hidden.act);
+            let ffn_act = self.products.input(&layer.ffn_in, s.act_hidden.act, n);
             self.norm(Some((layer.post_attention_norm, &layer.attn_out)), layer.ffn_norm, ffn_act, None)?;
             self.products.multiply(self.stream, &layer.ffn_in, ffn_act, s.ffn_in.at(0), n)?;
-            let down_act = layer.ffn_down.input(s.act_ffn.act);
+            let down_act = self.products.input(&layer.ffn_down, s.act_ffn.act, n);
             self.silu(&layer.ffn_in, down_act)?;
             self.products.multiply(self.stream, &layer.ffn_down, down_act, s.projected.at(0), n)?;
             before = Some((layer.post_ffw_norm, &layer.ffn_down));
@@ -166,7 +169,7 @@ impl Walk<'_> {
     pub(crate) fn top(&self, from: usize, count: usize) -> Result<(), CudaError> {
         let (s, g) = (self.scratch, self.geometry);
         let last = self.weights.layers.last().map(|l| (l.post_ffw_norm, &l.ffn_down));
-        let act = self.weights.output.input(s.act_top.act);
+        let act = self.products.input(&self.weights.output, s.act_top.act, count);
         self.norm(last, self.weights.output_norm, act, Some((from, count)))?;
         self.products.multiply(self.stream, &self.weights.output, act, s.top.at(0), count)?;
         let args = LogitArgs {
@@ -323,7 +326,7 @@ impl Walk<'_> {
             tiles: self.data.tiles(group),
             row_tile: self.data.row_tile(),
             qkvg: s.attn_in.at(0),
-            act: layer.attn_out.input(s.act_attention.act),
+            act: self.products.input(&layer.attn_out, s.act_attention.act, n),
             segments,
             n: n as u32,
             width,

@@ -11,6 +11,8 @@ pub struct KernelFile {
     pub source: &'static str,
     /// Kernels in it.
     pub kernels: &'static [&'static str],
+    /// Uses instructions of one architecture alone (its number); other cards do without the file.
+    pub only_for: Option<u32>,
 }
 
 /// Headers that the files include.
@@ -20,7 +22,7 @@ pub const HEADERS: [(&str, &str); 2] = [
 ];
 
 /// All kernel files.
-pub const FILES: [KernelFile; 5] = [
+pub const FILES: [KernelFile; 6] = [
     KernelFile {
         name: "matmul_few",
         source: include_str!("../kernels/matmul_few.cu"),
@@ -41,16 +43,25 @@ pub const FILES: [KernelFile; 5] = [
             "few_q4k_q6k_8",
             "few_q4k_q6k_16",
         ],
+        only_for: None,
     },
     KernelFile {
         name: "matmul_many",
         source: include_str!("../kernels/matmul_many.cu"),
         kernels: &["many_q4k", "many_q5k", "many_q6k", "many_q80"],
+        only_for: None,
+    },
+    KernelFile {
+        name: "matmul_wide",
+        source: include_str!("../kernels/matmul_wide.cu"),
+        kernels: &["wide_q4k", "wide_q5k", "wide_q6k"],
+        only_for: Some(90),
     },
     KernelFile {
         name: "attention",
         source: include_str!("../kernels/attention.cu"),
         kernels: &["attend_split", "attend_many", "attend_combine"],
+        only_for: None,
     },
     KernelFile {
         name: "rows",
@@ -66,11 +77,13 @@ pub const FILES: [KernelFile; 5] = [
             "quantise",
             "plain_read",
         ],
+        only_for: None,
     },
     KernelFile {
         name: "repack",
         source: include_str!("../kernels/repack.cu"),
         kernels: &["repack_q4k", "repack_q5k", "repack_q6k", "repack_q80"],
+        only_for: None,
     },
 ];
 
@@ -106,6 +119,11 @@ impl Tuning {
 }
 
 impl KernelFile {
+    /// Does the file run on this architecture?
+    pub fn supports(&self, arch: u32) -> bool {
+        self.only_for.is_none_or(|only| only == arch)
+    }
+
     /// Compiler options besides the target.
     pub fn options(&self, arch: u32) -> Vec<String> {
         let mut options: Vec<String> =
@@ -148,13 +166,13 @@ macro_rules! args {
 
 args! {
     /// Quantised activations.
-    Act { q: u64, d: u64, sums: u64, q32: u64, d32: u64, k: u32, ld: u32 }
+    Act { q: u64, d: u64, sums: u64, q32: u64, d32: u64, k: u32, ld: u32, tiled: u32, _padding: u32 }
     /// `few_*`
     FewArgs {
         w_a: u64, w_b: u64, act: Act, part: u64, tiles_a: u32, tiles_b: u32, kb: u32, segments: u32, n: u32, n_all: u32,
         first_row: u32, out_rows: u32,
     }
-    /// `many_*`
+    /// `many_*`, `wide_*`
     ManyArgs {
         w: u64, act: Act, out: u64, row_tiles: u32, kb: u32, segments: u32, n: u32, first_row: u32, out_rows: u32,
     }

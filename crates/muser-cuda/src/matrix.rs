@@ -17,6 +17,9 @@ pub(crate) const FEW_PASSES_ROWS: usize = 32;
 /// Ring slots of a warp of the few-row kernel.
 const FEW_STAGES: u32 = 3;
 const FEW_WARPS: u32 = 16;
+/// Tokens of a CTA and super-blocks in flight of the warpgroup kernel.
+const WIDE_TOKENS: u32 = 128;
+const WIDE_STAGES: u32 = 3;
 
 /// Layout of a weight tile (16 rows x 256 of k), see `kernels/tiles.cuh`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -104,15 +107,6 @@ impl Product {
         self.parts.iter().any(|p| !p.tile.small_blocks())
     }
 
-    /// `act` with the formats that nobody reads left out.
-    pub(crate) fn input(&self, act: Act) -> Act {
-        Act {
-            q: if self.wants_super_blocks() { act.q } else { 0 },
-            q32: if self.wants_small_blocks() { act.q32 } else { 0 },
-            ..act
-        }
-    }
-
     /// Segments that the output of a product of `n` rows still has to be summed over.
     pub(crate) fn output_segments(&self, n: usize) -> u32 {
         if n <= FEW_PASSES_ROWS { self.segments.count() as u32 } else { 1 }
@@ -136,6 +130,8 @@ pub(crate) struct ProductKernels {
     /// Q4_K rows followed by Q6_K rows.
     few_pair: [Function; 3],
     many: [Function; 4],
+    /// By tile, on Hopper; there is none for Q8_0.
+    wide: Option<[Function; 3]>,
     multiprocessors: u32,
     shared_bytes: u32,
     tuning: Tuning,
@@ -165,10 +161,24 @@ impl ProductKernels {
                 find(&format!("many_{c}"))?,
                 find(&format!("many_{d}"))?,
             ],
+            wide: find("wide_q4k")
+                .ok()
+                .map(|q4k| Ok([q4k, find("wide_q5k")?, find("wide_q6k")?]))
+                .transpose()?,
             multiprocessors,
             shared_bytes,
             tuning,
         })
+    }
+
+    /// `act` as `product` wants it for `n` rows: without the formats that nobody reads, in the order that its kernel reads.
+    pub(crate) fn input(&self, product: &Product, act: Act, n: usize) -> Act {
+        Act {
+            q: if product.wants_super_blocks() { act.q } else { 0 },
+            q32: if product.wants_small_blocks() { act.q32 } else { 0 },
+            tiled: u32::from(self.wide.is_some() && n > FEW_PASSES_ROWS),
+            ..act
+        }
     }
 
     /// Multiplies `n` rows of `act` with all parts; see [`Product::output_segments`] for the shape of `out`.
@@ -281,6 +291,12 @@ impl ProductKernels {
             first_row: part.first_row,
             out_rows: product.out_rows as u32,
         };
+        if let Some(wide) = self.wide.filter(|_| !part.tile.small_blocks()) {
+            let stage = (WIDE_TOKENS * (256 + 20) + 8 * part.tile.bytes() as u32).next_multiple_of(1024);
+            let grid = (n.div_ceil(WIDE_TOKENS as usize) as u32, part.row_tiles.div_ceil(8));
+            let shape = Launch { shared_bytes: WIDE_STAGES * stage + 1024, ..Launch::new(grid, 384) };
+            return stream.launch(&wide[part.tile as usize], shape, &args);
+        }
         let shape = Launch {
             shared_bytes: stages * stage + totals + 16,
             ..Launch::new(

@@ -98,7 +98,10 @@ pub fn compile_cached(file: &KernelFile, arch: u32) -> Result<Compiled, CudaErro
 /// Compiles one kernel file for `arch`.
 pub fn compile(file: &KernelFile, arch: u32) -> Result<Compiled, CudaError> {
     find()?;
-    let (target, machine_code) = target(arch)?;
+    let (mut target, machine_code) = target(arch)?;
+    if file.only_for.is_some() {
+        target.push('a');
+    }
     let mut options = file.options(arch);
     options.push(format!("--gpu-architecture={target}"));
     let c = |s: &str| CString::new(s).expect("kernel sources and options hold no zero byte");

@@ -117,13 +117,12 @@ impl Bench<'_> {
 
         let most = self.x.len() / K;
         let activations = Activations::new(self.context, most, K, &[&product])?;
-        let act = product.input(activations.act);
         let x = Buffer::from_slice(self.context, self.x, "self-test activations")?;
-        let shape = Launch { overlap: false, ..Launch::new(((K / 256) as u32, most as u32), 32) };
-        self.stream.launch(&self.kernels.get("quantise")?, shape, &QuantiseArgs { x: x.at(0), act })?;
-
         let mut compared = 0;
         for n in TOKENS {
+            let act = self.products.input(&product, activations.act, n);
+            let shape = Launch { overlap: false, ..Launch::new(((K / 256) as u32, most as u32), 32) };
+            self.stream.launch(&self.kernels.get("quantise")?, shape, &QuantiseArgs { x: x.at(0), act })?;
             let len = product.output_segments(n) as usize * n * product.out_rows;
             let mut out = vec![f32::NAN; len];
             let device = Buffer::from_slice(self.context, &out, "self-test results")?;
