@@ -421,7 +421,6 @@ struct CombineArgs {
   const float* qkvg;    // [segments][n][width], gate at gate_at
   Act act;              // k = heads * 128
   u32 segments, n, width, gate_at, group;
-  u32 staged;           // is there shared memory for the ring?
 };
 
 constexpr int COMBINE_PARTS = 32;   // partial results of a stage
@@ -446,7 +445,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) attend_combine(const __grid
   float z = __ldcg(gate);
   for (u32 s = 1; s < p.segments; s++) z = __fadd_rn(z, __ldcg(gate + s * (u64)p.n * p.width));
   float o = 0.f, l = 0.f;
-  if (p.staged && parts > 8) {
+  if (parts > 8) {
     const u32 base = smem_u32(ring);
     auto issue = [&](int stage) {  // a head's 128 threads: 32 of them copy one part, 4 parts at a time
       const int first = stage * COMBINE_PARTS;
@@ -489,4 +488,38 @@ extern "C" __global__ void __launch_bounds__(256, 4) attend_combine(const __grid
     for (int k = 0; k < 8; k++) v[k] = row[i * 8 + k];
     quantise_block(v, r, kb, i, p.act);
   }
+}
+
+// The same for steps of many rows, where nearly every row has one partial result: one warp per super-block, 8 values a
+// lane.
+extern "C" __global__ void __launch_bounds__(128) attend_gate(const __grid_constant__ CombineArgs p) {
+  pdl_launch();
+  const int kb = blockIdx.x * 4 + (threadIdx.x >> 5), r = blockIdx.y, lane = threadIdx.x & 31;
+  if (kb * 256 >= (int)p.act.k) {
+    pdl_wait();
+    return;
+  }
+  const int head = kb * 2 + (lane >> 4), d = (lane & 15) * 8;
+  const Tile tile = load_tile(p.tiles + __ldcg(p.row_tile + r));
+  const int kv_head = head / (int)p.group, parts = tile.parts;
+  const int m = (r - (int)tile.row) * (int)p.group + head % (int)p.group;
+  const u64 part = tile.part + (u64)kv_head * parts;
+  pdl_wait();
+  float z[8], o[8], l = 0.f;
+  sum8(z, p.qkvg + (u64)r * p.width + p.gate_at + kb * 256 + lane * 8, (u64)p.n * p.width, p.segments);
+#pragma unroll
+  for (int i = 0; i < 8; i++) o[i] = 0.f;
+  for (int b = 0; b < parts; b++) {
+    float v[8];
+    load8(v, p.part_o + (part + b) * 2048 + m * 128 + d);
+#pragma unroll
+    for (int i = 0; i < 8; i++) o[i] = __fadd_rn(o[i], v[i]);
+    l = __fadd_rn(l, __ldcg(p.part_l + (part + b) * 16 + m));
+  }
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    const float s = __fdiv_rn(1.f, __fadd_rn(1.f, __expf(-z[i])));
+    o[i] = __fmul_rn(__fdiv_rn(o[i], l), s);
+  }
+  quantise_block(o, r, kb, lane, p.act);
 }

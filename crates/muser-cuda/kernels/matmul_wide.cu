@@ -18,7 +18,7 @@
 struct WideArgs {
   const u8* w;
   Act act;
-  float* out;
+  float* out;  // whole tiles of 128 rows
   u32 row_tiles, kb, segments, n;
   u32 first_row, out_rows;
 };
@@ -77,14 +77,95 @@ template <bool SIGNED> DEVICE void wgmma(int (&c)[64], const u32 (&a)[4], u64 b,
 #undef WGMMA
 }
 
-// Bytes of v (signed, two's complement) times a small signed factor, modulo 256.
-DEVICE u32 scale_bytes4(u32 even, u32 odd, u32 factor) {
-  return __byte_perm(even * factor, odd * factor, 0x6240);
+// The A registers of a super-block for one digit of the scales: weights of 8 groups of 32, rows g and g + 8, times the
+// digit of their group. Pass 0 is the highest digit.
+template <int QT> struct Weights;
+
+template <bool FIVE> struct WeightsMin {
+  u32 s0[2], s1[2];  // 6-bit scales of rows g and g + 8, one a byte
+  uint4 fifth;
+
+  DEVICE void load(u32 w, int g, int lane) {
+    const uint4 m = lds128(w + (FIVE ? 2560 : 2048) + g * 32);
+    s0[0] = (m.x & 0x0F0F0F0Fu) | ((m.z << 4) & 0x30303030u);
+    s0[1] = ((m.x >> 4) & 0x0F0F0F0Fu) | ((m.z << 2) & 0x30303030u);
+    s1[0] = (m.y & 0x0F0F0F0Fu) | (m.z & 0x30303030u);
+    s1[1] = ((m.y >> 4) & 0x0F0F0F0Fu) | ((m.z >> 2) & 0x30303030u);
+    if constexpr (FIVE) fifth = lds128(w + 2048 + lane * 16);
+  }
+  DEVICE void digits(u32 (&a)[8][4], u32 w, int lane, int pass) const {
+    const int shift = pass ? 0 : 3;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const uint4 q = lds128(w + i * 512 + lane * 16);
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const int grp = 2 * i + h;
+        const u32 qa = h ? q.z : q.x, qb = h ? q.w : q.y;
+        u32 v[4] = {qa & 0x0F0F0F0Fu, (qa >> 4) & 0x0F0F0F0Fu, qb & 0x0F0F0F0Fu, (qb >> 4) & 0x0F0F0F0Fu};
+        if constexpr (FIVE) {
+          auto bit = [&](u32 x) { return (grp < 4 ? x << (4 - grp) : x >> (grp - 4)) & 0x10101010u; };
+          v[0] |= bit(fifth.x); v[1] |= bit(fifth.y); v[2] |= bit(fifth.z); v[3] |= bit(fifth.w);
+        }
+        const u32 f0 = (s0[grp >> 2] >> (8 * (grp & 3) + shift)) & 7, f1 = (s1[grp >> 2] >> (8 * (grp & 3) + shift)) & 7;
+        a[grp][0] = v[0] * f0; a[grp][1] = v[1] * f1;  // at most 31 * 7 a byte: no carries
+        a[grp][2] = v[2] * f0; a[grp][3] = v[3] * f1;
+      }
+    }
+  }
+};
+template <> struct Weights<Q4K> : WeightsMin<false> {
+  static constexpr int PASSES = 2, BASE = 8;
+  static constexpr bool SIGNED = false;
+};
+template <> struct Weights<Q5K> : WeightsMin<true> {
+  static constexpr int PASSES = 2, BASE = 8;
+  static constexpr bool SIGNED = false;
+};
+template <> struct Weights<Q6K> {
+  static constexpr int PASSES = 3, BASE = 7;
+  static constexpr bool SIGNED = true;
+  u32 s[2][4];  // scales of rows g and g + 8, one a byte, signed
+
+  DEVICE void load(u32 w, int g, int) {
+    const uint4 v0 = lds128(w + 3072 + g * 32), v1 = lds128(w + 3072 + g * 32 + 16);
+    s[0][0] = v0.x; s[0][1] = v0.y; s[0][2] = v0.z; s[0][3] = v0.w;
+    s[1][0] = v1.x; s[1][1] = v1.y; s[1][2] = v1.z; s[1][3] = v1.w;
+  }
+  DEVICE void digits(u32 (&a)[8][4], u32 w, int lane, int pass) const {
+#pragma unroll
+    for (int grp = 0; grp < 8; grp++) {  // words 3 grp .. 3 grp + 2 of 24
+      u32 v[3];
+#pragma unroll
+      for (int f = 0; f < 3; f++) {
+        const int word = grp * 3 + f;
+        v[f] = lds32(w + (word >> 2) * 512 + lane * 16 + (word & 3) * 4);
+      }
+      const u32 r[4] = {v[0] & 0xFCFCFCFCu, v[1] & 0xFCFCFCFCu, v[2] & 0xFCFCFCFCu,
+                        ((v[0] << 6) & 0xC0C0C0C0u) | ((v[1] << 4) & 0x30303030u) | ((v[2] << 2) & 0x0C0C0C0Cu)};
+#pragma unroll
+      for (int f = 0; f < 4; f++) {  // row g or g + 8, first or second 16 of the group
+        const int j = 2 * grp + (f >> 1), sc = sbyte(s[f & 1][j >> 2], j & 3);
+        const int high = (sc * 1338 + 32768) >> 16, rest = sc - 49 * high, middle = (rest * 9363 + 32768) >> 16;
+        const u32 digit = (u32)(pass == 0 ? high : pass == 1 ? middle : rest - 7 * middle) & 255;
+        // 4 (q - 32), signed -> q - 32, signed; then every second byte times the digit, modulo 256
+        const u32 q = (((((r[f] ^ 0x80808080u) >> 2) & 0x3F3F3F3Fu) | 0x80808080u) - 0x20202020u) ^ 0x80808080u;
+        a[grp][f] = __byte_perm((q & 0x00FF00FFu) * digit, ((q >> 8) & 0x00FF00FFu) * digit, 0x6240);
+      }
+    }
+  }
+};
+
+// Makes the compiler finish these registers here and not between two multiplications.
+DEVICE void settle(u32 (&a)[8][4]) {
+#pragma unroll
+  for (int i = 0; i < 8; i++) asm volatile("" : "+r"(a[i][0]), "+r"(a[i][1]), "+r"(a[i][2]), "+r"(a[i][3]));
 }
 
 template <int QT> DEVICE void consume(const WideArgs& p, u32 base, u32 full, u32 empty) {
   constexpr int TB = tile_bytes(QT), STAGE = stage_bytes<QT>();
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, kb = p.kb;
+  constexpr int PASSES = Weights<QT>::PASSES;
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, group = warp >> 2, kb = p.kb;
   const int col0 = blockIdx.x * TOKENS, tile0 = blockIdx.y * ROW_TILES;
   const int g = lane >> 2, t = lane & 3, tile = tile0 + warp;
   int acc[64];
@@ -94,14 +175,31 @@ template <int QT> DEVICE void consume(const WideArgs& p, u32 base, u32 full, u32
   int seg = 0, seg_end = seg_begin(1, kb, p.segments);
   float* out = p.out + (u64)(col0 + 2 * t) * p.out_rows + p.first_row + tile * 16 + g;
   auto flush = [&]() {
+    if (tile < (int)p.row_tiles) {
+      const bool add = seg > 0;
 #pragma unroll
-    for (int i = 0; i < 64; i++) {
-      const int col = (i >> 2) * 8 + (i & 1);
-      float* o = out + (u64)col * p.out_rows + ((i >> 1) & 1) * 8;
-      if (tile < (int)p.row_tiles && col0 + 2 * t + col < (int)p.n) *o = seg ? __fadd_rn(*o, sum[i]) : sum[i];
-      sum[i] = 0.f;
+      for (int part = 0; part < 4; part++) {  // loads of 16 values are on their way together
+        float old[16];
+        auto at = [&](int i) {
+          return out + (u64)((part * 4 + (i >> 2)) * 8 + (i & 1)) * p.out_rows + ((i >> 1) & 1) * 8;
+        };
+        if (add) {
+#pragma unroll
+          for (int i = 0; i < 16; i++) old[i] = *at(i);
+#pragma unroll
+          for (int i = 0; i < 16; i++) sum[part * 16 + i] = __fadd_rn(old[i], sum[part * 16 + i]);
+        }
+#pragma unroll
+        for (int i = 0; i < 16; i++) *at(i) = sum[part * 16 + i];
+      }
     }
+#pragma unroll
+    for (int i = 0; i < 64; i++) sum[i] = 0.f;
   };
+  // The groups take turns at the tensor core: one multiplies while the other adds up in f32. (Barriers in shared memory,
+  // because waiting for one is a loop, which keeps the compiler from moving work behind it.)
+  const u32 my_turn = empty + (STAGES + group) * 8, other_turn = empty + (STAGES + 1 - group) * 8;
+  if (group == 1 && lane == 0) bar_arrive(other_turn);
 
   for (int k = 0; k < kb; k++) {
     const int slot = k % STAGES;
@@ -109,47 +207,33 @@ template <int QT> DEVICE void consume(const WideArgs& p, u32 base, u32 full, u32
     const u32 scales = stage + TOKENS * 256 + ROW_TILES * TB;
     bar_wait(full + slot * 8, (k / STAGES) & 1);
     const u64 desc = descriptor(stage);
-    // 64 lanes' worth of k: group grp lies 16384 bytes (128 values) times grp / 4 plus 32 bytes times grp % 4 in
-    auto b_at = [&](int grp) { return desc + (((grp >> 2) * 16384 + (grp & 3) * 32) >> 4); };
+    Weights<QT> weights;
+    u32 a[2][8][4];
+    weights.load(w, g, lane);
+    weights.digits(a[0], w, lane, 0);
+    settle(a[0]);
+    bar_wait(my_turn, k & 1);
+#pragma unroll
+    for (int pass = 0; pass < PASSES; pass++) {
+      if (pass) {
+        wgmma_wait();
+#pragma unroll
+        for (int i = 0; i < 64; i++) acc[i] *= Weights<QT>::BASE;
+      }
+      wgmma_fence();
+#pragma unroll
+      for (int grp = 0; grp < 8; grp++)  // 128 values a half of 16 KB, 32 bytes a group
+        wgmma<Weights<QT>::SIGNED>(acc, a[pass & 1][grp], desc + (((grp >> 2) * 16384 + (grp & 3) * 32) >> 4), pass || grp);
+      wgmma_commit();
+      if (pass + 1 < PASSES) {
+        weights.digits(a[(pass + 1) & 1], w, lane, pass + 1);
+        settle(a[(pass + 1) & 1]);
+      }
+    }
+    if (lane == 0) bar_arrive(other_turn);
+    wgmma_wait();
 
     if constexpr (QT == Q6K) {
-      uint4 v0 = lds128(w + 3072 + g * 32), v1 = lds128(w + 3072 + g * 32 + 16);
-      // digits of the scales, one byte each; scales of group j of 16: byte j of these
-      u32 s[2][4] = {{v0.x, v0.y, v0.z, v0.w}, {v1.x, v1.y, v1.z, v1.w}};
-#pragma unroll
-      for (int pass = 0; pass < 3; pass++) {
-        if (pass) {
-#pragma unroll
-          for (int i = 0; i < 64; i++) acc[i] *= 7;
-        }
-#pragma unroll
-        for (int grp = 0; grp < 8; grp++) {  // 32 values: words 3 grp .. 3 grp + 2 of 24
-          u32 words[3];
-#pragma unroll
-          for (int f = 0; f < 3; f++) {
-            const int word = grp * 3 + f;
-            words[f] = lds32(w + (word >> 2) * 512 + lane * 16 + (word & 3) * 4);
-          }
-          u32 r[4] = {words[0] & 0xFCFCFCFCu, words[1] & 0xFCFCFCFCu, words[2] & 0xFCFCFCFCu,
-                      ((words[0] << 6) & 0xC0C0C0C0u) | ((words[1] << 4) & 0x30303030u) | ((words[2] << 2) & 0x0C0C0C0Cu)};
-          u32 a[4];
-#pragma unroll
-          for (int f = 0; f < 4; f++) {
-            // register f: row g or g + 8, first or second 16 of the group
-            const int sc = sbyte(s[f & 1][(2 * grp + (f >> 1)) >> 2], (2 * grp + (f >> 1)) & 3);
-            const int d2 = (sc * 1338 + 32768) >> 16, rest = sc - 49 * d2, d1 = (rest * 9363 + 32768) >> 16;
-            const u32 digit = (u32)(pass == 0 ? d2 : pass == 1 ? d1 : rest - 7 * d1) & 255;
-            // 4 (q - 32) signed -> q - 32 signed, bytes apart
-            const u32 u = (((r[f] ^ 0x80808080u) >> 2) & 0x3F3F3F3Fu) | 0x80808080u;
-            const u32 q = (u - 0x20202020u) ^ 0x80808080u;
-            a[f] = scale_bytes4(q & 0x00FF00FFu, (q >> 8) & 0x00FF00FFu, digit);
-          }
-          wgmma_fence();
-          wgmma<true>(acc, a, b_at(grp), pass || grp);
-        }
-        wgmma_commit();
-        wgmma_wait();
-      }
       const u32 dd = lds32(w + 3328 + g * 4);
       const float d0 = low_half(dd), d1 = high_half(dd);
 #pragma unroll
@@ -162,73 +246,48 @@ template <int QT> DEVICE void consume(const WideArgs& p, u32 base, u32 full, u32
       }
     } else {
       constexpr int META = QT == Q5K ? 2560 : 2048;
-      const uint4 m0 = lds128(w + META + g * 32);
-      u32 s0[2], s1[2];
-      s0[0] = (m0.x & 0x0F0F0F0Fu) | ((m0.z << 4) & 0x30303030u);
-      s0[1] = ((m0.x >> 4) & 0x0F0F0F0Fu) | ((m0.z << 2) & 0x30303030u);
-      s1[0] = (m0.y & 0x0F0F0F0Fu) | (m0.z & 0x30303030u);
-      s1[1] = ((m0.y >> 4) & 0x0F0F0F0Fu) | ((m0.z >> 2) & 0x30303030u);
-      uint4 fifth;
-      if constexpr (QT == Q5K) fifth = lds128(w + 2048 + lane * 16);
-#pragma unroll
-      for (int pass = 0; pass < 2; pass++) {
-        u32 d0[2], d1[2];  // this pass's digits of the scales
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-          d0[h] = pass ? s0[h] & 0x07070707u : (s0[h] >> 3) & 0x07070707u;
-          d1[h] = pass ? s1[h] & 0x07070707u : (s1[h] >> 3) & 0x07070707u;
-        }
-        if (pass) {
-#pragma unroll
-          for (int i = 0; i < 64; i++) acc[i] <<= 3;
-        }
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-          const uint4 q = lds128(w + i * 512 + lane * 16);
-#pragma unroll
-          for (int h = 0; h < 2; h++) {
-            const int grp = 2 * i + h;
-            const u32 qa = h ? q.z : q.x, qb = h ? q.w : q.y;
-            u32 a[4] = {qa & 0x0F0F0F0Fu, (qa >> 4) & 0x0F0F0F0Fu, qb & 0x0F0F0F0Fu, (qb >> 4) & 0x0F0F0F0Fu};
-            if constexpr (QT == Q5K) {
-              auto bit = [&](u32 x) { return (grp < 4 ? x << (4 - grp) : x >> (grp - 4)) & 0x10101010u; };
-              a[0] |= bit(fifth.x); a[1] |= bit(fifth.y); a[2] |= bit(fifth.z); a[3] |= bit(fifth.w);
-            }
-            const u32 f0 = ubyte(d0[grp >> 2], grp & 3), f1 = ubyte(d1[grp >> 2], grp & 3);
-            a[0] *= f0; a[1] *= f1; a[2] *= f0; a[3] *= f1;  // at most 31 * 7 a byte: no carries
-            wgmma_fence();
-            wgmma<false>(acc, a, b_at(grp), pass || grp);
-          }
-        }
-        wgmma_commit();
-        wgmma_wait();
-      }
+      const u32 dm0 = lds32(w + META + g * 32 + 12);
       const uint4 m1 = lds128(w + META + g * 32 + 16);
       const int odd = t & 1;
       const u32 a0 = ((m1.x >> (4 * odd)) & 0x0F0F0F0Fu) | ((m1.z << (4 - 2 * odd)) & 0x30303030u);
       const u32 a1 = ((m1.y >> (4 * odd)) & 0x0F0F0F0Fu) | ((m1.z >> (2 * odd)) & 0x30303030u);
-      const float e0 = low_half(m0.w), n0 = high_half(m0.w), e1 = low_half(m1.w), n1 = high_half(m1.w);
+      const float e0 = low_half(dm0), n0 = high_half(dm0), e1 = low_half(m1.w), n1 = high_half(m1.w);
 #pragma unroll
-      for (int j = 0; j < 16; j++) {
-        uint2 x = make_uint2(0, 0);
-        if (t < 2) x = lds64(scales + (j * 8 + g) * 16 + t * 8);
-        int mn[4] = {0, 0, 0, 0};
-        mma16_u8s8(mn, a0, a1, x.y);
+      for (int part = 0; part < 2; part++) {  // eight token tiles side by side, to have work during each latency
+        int mn[8][4];
+        uint2 x[8];
 #pragma unroll
-        for (int r = 0; r < 4; r++) mn[r] <<= 7;
-        mma16_u8s8(mn, a0, a1, x.x);
-        const uint2 xd = lds64(scales + TOKENS * 16 + (j * 8 + 2 * t) * 4);
+        for (int j = 0; j < 8; j++) {
+          x[j] = make_uint2(0, 0);
+          if (t < 2) x[j] = lds64(scales + ((part * 8 + j) * 8 + g) * 16 + t * 8);
+        }
 #pragma unroll
-        for (int r = 0; r < 4; r++) {
-          const float d = __uint_as_float(r & 1 ? xd.y : xd.x);
-          float& f = sum[4 * j + r];
-          f = __fmaf_rn((float)acc[4 * j + r], __fmul_rn(r < 2 ? e0 : e1, d), f);
-          f = __fmaf_rn((float)-mn[r], __fmul_rn(r < 2 ? n0 : n1, d), f);
+        for (int j = 0; j < 8; j++) {
+          mn[j][0] = mn[j][1] = mn[j][2] = mn[j][3] = 0;
+          mma16_u8s8(mn[j], a0, a1, x[j].y);
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+#pragma unroll
+          for (int r = 0; r < 4; r++) mn[j][r] <<= 7;
+          mma16_u8s8(mn[j], a0, a1, x[j].x);
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+          const uint2 xd = lds64(scales + TOKENS * 16 + ((part * 8 + j) * 8 + 2 * t) * 4);
+#pragma unroll
+          for (int r = 0; r < 4; r++) {
+            const float d = __uint_as_float(r & 1 ? xd.y : xd.x);
+            const int i = (part * 8 + j) * 4 + r;
+            sum[i] = __fmaf_rn((float)acc[i], __fmul_rn(r < 2 ? e0 : e1, d), sum[i]);
+            sum[i] = __fmaf_rn(-(float)mn[j][r], __fmul_rn(r < 2 ? n0 : n1, d), sum[i]);
+          }
         }
       }
     }
     // one arrival a warpgroup, after all its warps have read the stage
-    asm volatile("bar.sync %0, 128;" ::"r"(1 + (warp >> 2)) : "memory");
+    if (group == 0) asm volatile("bar.sync 1, 128;" ::: "memory");
+    else asm volatile("bar.sync 2, 128;" ::: "memory");
     if ((threadIdx.x & 127) == 0) bar_arrive(empty + slot * 8);
     if (k + 1 == seg_end) {
       flush();
@@ -241,7 +300,7 @@ template <int QT> DEVICE void consume(const WideArgs& p, u32 base, u32 full, u32
 template <int QT> DEVICE void wide(const WideArgs& p) {
   constexpr int TB = tile_bytes(QT), STAGE = stage_bytes<QT>();
   extern __shared__ u8 raw[];
-  __shared__ __align__(8) u64 bars[2 * STAGES];
+  __shared__ __align__(8) u64 bars[2 * STAGES + 2];  // full, empty, turn of each group
   const u32 base = (smem_u32(raw) + 1023) & ~1023u;
   const u32 full = smem_u32(bars), empty = full + STAGES * 8;
   const int warp = threadIdx.x >> 5, kb = p.kb, col0 = blockIdx.x * TOKENS, tile0 = blockIdx.y * ROW_TILES;
@@ -250,6 +309,8 @@ template <int QT> DEVICE void wide(const WideArgs& p) {
       bar_init(full + i * 8, 1);
       bar_init(empty + i * 8, 2);
     }
+    bar_init(empty + STAGES * 8, 4);
+    bar_init(empty + STAGES * 8 + 8, 4);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   }

@@ -102,6 +102,46 @@ extern "C" __global__ void __launch_bounds__(1024) embed_rows(const __grid_const
   for (int i = 0; i < 8; i++) h[i] = __fmul_rn(v[i], r);
 }
 
+// --- clusters: the CTAs that share a row add their sums through each other's shared memory (sm_90 on)
+DEVICE u32 cluster_size() {
+#if __CUDA_ARCH__ >= 900
+  u32 r;
+  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(r));
+  return r;
+#else
+  return 1;
+#endif
+}
+DEVICE u32 cluster_rank() {
+#if __CUDA_ARCH__ >= 900
+  u32 r;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+  return r;
+#else
+  return 0;
+#endif
+}
+DEVICE void cluster_sync(u32 size) {
+#if __CUDA_ARCH__ >= 900
+  if (size > 1) {
+    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+    return;
+  }
+#endif
+  __syncthreads();
+}
+DEVICE void store_peer(float4* p, u32 rank, float4 v, u32 size) {
+#if __CUDA_ARCH__ >= 900
+  if (size > 1) {
+    u32 a;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(a) : "r"(smem_u32(p)), "r"(rank));
+    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(a), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+    return;
+  }
+#endif
+  *p = v;
+}
+
 struct NormArgs {
   const float* part;   // [segments][n][hidden], null: no residual update
   float* h;            // [n][hidden]
@@ -114,35 +154,57 @@ struct NormArgs {
   float eps, post_eps;
 };
 
-// h += rms(sum of segments, post_eps) * post; a = rms(h, eps) * w, quantised. One CTA of hidden / 256 warps per row.
+// h += rms(o, post_eps) * post with o the sum of segments; a = rms(h, eps) * w, quantised.
 //
-// Two or four CTAs a row (a cluster) were not faster for one row: what the loads gain, the cluster barriers lose.
+// With u = o * post and c the factor of the first norm, the second norm needs sum (h + c u)^2 = sum h^2 + 2 c sum h u +
+// c^2 sum u^2: all four sums are taken at once, so a row has one reduction instead of two. Each CTA of the cluster holds
+// the super-blocks of its warps; sums are added by a butterfly over all super-blocks, the same for any cluster size.
 extern "C" __global__ void __launch_bounds__(1024) norm_rows(const __grid_constant__ NormArgs p) {
-  __shared__ float red[2][32];
-  const int lane = threadIdx.x & 31, kb = threadIdx.x >> 5, D = p.hidden, blocks = D / 256, e = kb * 256 + lane * 8;
-  const int out = blockIdx.x;
+  __shared__ float4 red[32];
+  const u32 size = cluster_size();
+  const int lane = threadIdx.x & 31, W = blockDim.x >> 5, D = p.hidden, blocks = D / 256;
+  const int out = blockIdx.x / size, kb = (int)cluster_rank() * W + (threadIdx.x >> 5), e = min(kb, blocks - 1) * 256 + lane * 8;
   pdl_launch();
-  float pw[8], ww[8], x[8];
+  if (size > 1) cluster_sync(size);  // the peers' shared memory exists from here on
+  float pw[8], ww[8], x[8], u[8];
   load8(ww, p.w + e);
   if (p.part) load8(pw, p.post + e);
   const int row = p.rows ? (int)__ldcg(p.rows + out) : out;
   pdl_wait();
   float* h = p.h + (u64)row * D + e;
   load8(x, h);
+  float4 s = make_float4(0.f, 0.f, 0.f, 0.f);  // sums of o^2, h^2, h u, u^2
   if (p.part) {
     float o[8];
     sum8(o, p.part + (u64)row * D + e, (u64)p.n * D, p.segments);
-    const float mean = __fdiv_rn(row_square_sum(o, red[0], blocks), (float)D);
-    const float r = __frsqrt_rn(__fadd_rn(mean, p.post_eps));
 #pragma unroll
-    for (int i = 0; i < 8; i++) x[i] = __fmaf_rn(__fmul_rn(o[i], r), pw[i], x[i]);
-    if (!p.rows) {
-      *(float4*)h = make_float4(x[0], x[1], x[2], x[3]);
-      *(float4*)(h + 4) = make_float4(x[4], x[5], x[6], x[7]);
+    for (int i = 0; i < 8; i++) {
+      u[i] = __fmul_rn(o[i], pw[i]);
+      s.x = __fmaf_rn(o[i], o[i], s.x);
+      s.z = __fmaf_rn(x[i], u[i], s.z);
+      s.w = __fmaf_rn(u[i], u[i], s.w);
     }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; i++) u[i] = 0.f;
   }
-  const float mean = __fdiv_rn(row_square_sum(x, red[1], blocks), (float)D);
-  const float r = __frsqrt_rn(__fadd_rn(mean, p.eps));
+#pragma unroll
+  for (int i = 0; i < 8; i++) s.y = __fmaf_rn(x[i], x[i], s.y);
+  s = make_float4(warp_sum(s.x), warp_sum(s.y), warp_sum(s.z), warp_sum(s.w));
+  if (lane < (int)size && kb < blocks) store_peer(red + kb, lane, s, size);
+  cluster_sync(size);
+  s = lane < blocks ? red[lane] : make_float4(0.f, 0.f, 0.f, 0.f);
+  s = make_float4(warp_sum(s.x), warp_sum(s.y), warp_sum(s.z), warp_sum(s.w));
+  const float c = p.part ? __frsqrt_rn(__fadd_rn(__fdiv_rn(s.x, (float)D), p.post_eps)) : 0.f;
+  const float square = __fmaf_rn(__fmul_rn(c, c), s.w, __fmaf_rn(__fmul_rn(2.f, c), s.z, s.y));
+  const float r = __frsqrt_rn(__fadd_rn(__fdiv_rn(fmaxf(square, 0.f), (float)D), p.eps));
+#pragma unroll
+  for (int i = 0; i < 8; i++) x[i] = __fmaf_rn(c, u[i], x[i]);
+  if (kb >= blocks) return;
+  if (p.part && !p.rows) {
+    *(float4*)h = make_float4(x[0], x[1], x[2], x[3]);
+    *(float4*)(h + 4) = make_float4(x[4], x[5], x[6], x[7]);
+  }
 #pragma unroll
   for (int i = 0; i < 8; i++) x[i] = __fmul_rn(__fmul_rn(x[i], r), ww[i]);
   if (p.y) {

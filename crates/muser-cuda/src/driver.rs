@@ -315,12 +315,18 @@ impl Stream {
         args: &A,
     ) -> Result<(), CudaError> {
         // SAFETY: an all-zero attribute is valid (the id is set below, the value is plain memory).
-        let mut attributes: [sys::CUlaunchAttribute; 1] = unsafe { std::mem::zeroed() };
+        let mut attributes: [sys::CUlaunchAttribute; 2] = unsafe { std::mem::zeroed() };
         let mut count = 0;
         if shape.overlap && self.context.arch >= 90 {
             attributes[0].id =
                 sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
             attributes[0].value.programmaticStreamSerializationAllowed = 1;
+            count += 1;
+        }
+        if shape.cluster > 1 {
+            attributes[count].id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+            attributes[count].value.clusterDim =
+                sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: shape.cluster, y: 1, z: 1 };
             count += 1;
         }
         let config = sys::CUlaunchConfig {
@@ -395,13 +401,15 @@ pub(crate) struct Launch {
     pub(crate) threads: u32,
     /// Dynamic shared memory.
     pub(crate) shared_bytes: u32,
+    /// CTAs of a cluster (sm_90 on), 1 for none.
+    pub(crate) cluster: u32,
     /// May this kernel start while the one before still runs? (It waits for it before it touches its results.)
     pub(crate) overlap: bool,
 }
 
 impl Launch {
     pub(crate) fn new(grid: (u32, u32), threads: u32) -> Self {
-        Self { grid, threads, shared_bytes: 0, overlap: true }
+        Self { grid, threads, shared_bytes: 0, cluster: 1, overlap: true }
     }
 }
 

@@ -153,6 +153,7 @@ impl CudaExecutor {
             split: kernels.get("attend_split")?,
             many: kernels.get("attend_many")?,
             combine: kernels.get("attend_combine")?,
+            gate: kernels.get("attend_gate")?,
         };
         let scratch = scratch(&context, &geometry, &weights, options.max_rows, limits)?;
         let angles = angles(&context, &stream, &kernels, &geometry)?;
@@ -311,6 +312,7 @@ impl CudaExecutor {
             data,
             shape,
             tuning: Tuning::of(self.context.arch),
+            arch: self.context.arch,
             multiprocessors: self.context.multiprocessors,
         }
     }

@@ -22,6 +22,9 @@ pub(crate) const PART_VALUES: usize = 16 * 128;
 /// Shared memory of the combine kernel: 3 stages of 32 partial results of two heads.
 const COMBINE_RING_BYTES: u32 = 3 * 32 * 260 * 4;
 
+/// CTAs that share a row in the norm kernel, for long rows.
+const NORM_CLUSTER: u32 = 4;
+
 /// Kernels besides the products.
 pub(crate) struct RowKernels {
     pub(crate) embed: Function,
@@ -33,6 +36,7 @@ pub(crate) struct RowKernels {
     pub(crate) split: Function,
     pub(crate) many: Function,
     pub(crate) combine: Function,
+    pub(crate) gate: Function,
 }
 
 /// Working memory of a step; the sizes follow from the geometry and the most rows of a step.
@@ -130,6 +134,7 @@ pub(crate) struct Walk<'a> {
     pub(crate) data: &'a StepData,
     pub(crate) shape: StepShape,
     pub(crate) tuning: Tuning,
+    pub(crate) arch: u32,
     pub(crate) multiprocessors: u32,
 }
 
@@ -227,7 +232,9 @@ impl Walk<'_> {
             post_eps: g.post_norm_eps,
         };
         let rows = top.map_or(n, |(_, count)| count) as u32;
-        let shape = Launch::new((rows, 1), (g.hidden / 8) as u32);
+        let blocks = (g.hidden / 256) as u32;
+        let cluster = if self.arch >= 90 && blocks > 8 { NORM_CLUSTER } else { 1 };
+        let shape = Launch { cluster, ..Launch::new((rows * cluster, 1), blocks.div_ceil(cluster) * 32) };
         self.stream.launch(&self.rows.norm, shape, &args)
     }
 
@@ -332,11 +339,13 @@ impl Walk<'_> {
             width,
             gate_at: q_width + kv_width,
             group: heads / kv_heads,
-            staged: u32::from(self.shape.groups == 0),
         };
-        // Without the ring more CTAs fit, which is better for many rows with one partial result each.
-        let shared_bytes = if self.shape.groups == 0 { COMBINE_RING_BYTES } else { 0 };
-        let shape = Launch { shared_bytes, ..Launch::new((q_width / 256, n as u32), 256) };
+        if self.shape.groups > 0 {
+            let grid = ((q_width / 256).div_ceil(4), n as u32);
+            return self.stream.launch(&self.rows.gate, Launch::new(grid, 128), &combine);
+        }
+        let shape =
+            Launch { shared_bytes: COMBINE_RING_BYTES, ..Launch::new((q_width / 256, n as u32), 256) };
         self.stream.launch(&self.rows.combine, shape, &combine)
     }
 

@@ -60,7 +60,7 @@ pub const FILES: [KernelFile; 6] = [
     KernelFile {
         name: "attention",
         source: include_str!("../kernels/attention.cu"),
-        kernels: &["attend_split", "attend_many", "attend_combine"],
+        kernels: &["attend_split", "attend_many", "attend_combine", "attend_gate"],
         only_for: None,
     },
     KernelFile {
@@ -213,6 +213,6 @@ args! {
     /// `attend_combine`
     CombineArgs {
         part_o: u64, part_l: u64, tiles: u64, row_tile: u64, qkvg: u64, act: Act, segments: u32, n: u32, width: u32,
-        gate_at: u32, group: u32, staged: u32,
+        gate_at: u32, group: u32,
     }
 }

@@ -112,10 +112,10 @@ impl Product {
         if n <= FEW_PASSES_ROWS { self.segments.count() as u32 } else { 1 }
     }
 
-    /// f32 values that the output of up to `max_rows` rows takes.
+    /// f32 values that the output of up to `max_rows` rows takes. Many-row kernels write whole tiles of 128 rows.
     pub(crate) fn output_len(&self, max_rows: usize) -> usize {
         let few = self.segments.count() * max_rows.min(FEW_PASSES_ROWS);
-        few.max(if max_rows > FEW_PASSES_ROWS { max_rows } else { 0 }) * self.out_rows
+        few.max(if max_rows > FEW_PASSES_ROWS { max_rows.next_multiple_of(128) } else { 0 }) * self.out_rows
     }
 
     fn longest_segment(&self) -> u32 {

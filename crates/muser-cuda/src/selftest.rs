@@ -123,8 +123,7 @@ impl Bench<'_> {
             let act = self.products.input(&product, activations.act, n);
             let shape = Launch { overlap: false, ..Launch::new(((K / 256) as u32, most as u32), 32) };
             self.stream.launch(&self.kernels.get("quantise")?, shape, &QuantiseArgs { x: x.at(0), act })?;
-            let len = product.output_segments(n) as usize * n * product.out_rows;
-            let mut out = vec![f32::NAN; len];
+            let mut out = vec![f32::NAN; product.output_len(n)];
             let device = Buffer::from_slice(self.context, &out, "self-test results")?;
             self.products.multiply(self.stream, &product, act, device.at(0), n)?;
             self.stream.synchronize()?;
