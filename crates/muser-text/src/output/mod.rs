@@ -416,8 +416,10 @@ impl OutputDecoder {
     fn close_body(&mut self, end: BodyEnd, events: &mut Vec<OutputEvent>) {
         match &mut self.state {
             State::Header { text, opened } => {
-                // No marker came: without an opening it was text, however it looks.
-                if !*opened && !text.trim().is_empty() {
+                // No marker came: without an opening it was text, however it looks. Unless the output was cut off:
+                // then what looks like a header was going to be one.
+                let cut_header = end == BodyEnd::Cut && matches!(header::read(text), Reading::Header(_));
+                if !*opened && !cut_header && !text.trim().is_empty() {
                     let text = std::mem::take(text);
                     self.open_body(&Recipient::User);
                     self.give_body(&text, events);
