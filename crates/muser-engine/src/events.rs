@@ -73,7 +73,7 @@ impl Default for TopLogprobs {
 
 impl TopLogprobs {
     /// Adds a pair; the caller adds them in order. Beyond the capacity nothing is kept.
-    pub(crate) fn push(&mut self, id: u32, logprob: f32) {
+    pub fn push(&mut self, id: u32, logprob: f32) {
         if let Some(item) = self.items.get_mut(usize::from(self.len)) {
             *item = (id, logprob);
             self.len += 1;

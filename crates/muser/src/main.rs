@@ -39,7 +39,8 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let console = Console::from_environment(&cli.global);
-    output::start_logging(&cli.global, &console);
+    let log_json = matches!(&cli.command, Command::Serve(args) if args.log_json);
+    output::start_logging(&cli.global, &console, log_json);
     let outcome = match cli.command {
         Command::Run(args) => commands::run::run(args, &console),
         Command::Chat(args) => commands::chat::run(args, &console),
@@ -48,6 +49,7 @@ fn main() -> ExitCode {
         Command::Logits(args) => commands::logits::run(args, &console),
         Command::Inspect(args) => commands::inspect::run(args, &console),
         Command::Synth(args) => commands::synth::run(args, &console),
+        Command::Serve(args) => commands::serve::run(args, &console),
         Command::Pull(args) => commands::pull::run(args, &console),
         Command::Models(args) => commands::models::run(args, &console),
         Command::Bench(args) => commands::bench::run(args, &console),

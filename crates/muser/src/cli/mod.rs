@@ -5,6 +5,7 @@ mod generation;
 mod measure;
 #[cfg(test)]
 mod reference;
+mod serve;
 mod store;
 mod tools;
 
@@ -12,6 +13,7 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 pub use generation::{BackendChoice, ChatArgs, ModelArgs, ReasoningChoice, RunArgs, SamplingArgs};
 pub use measure::{BenchArgs, CostArgs, RepackChoice};
+pub use serve::ServeArgs;
 pub use store::{ModelsArgs, PullArgs};
 pub use tools::{
     DetokenizeArgs, DoctorArgs, InspectArgs, KvChoice, LogitsArgs, SynthArgs, SynthPreset, TokenizeArgs,
@@ -70,6 +72,8 @@ pub enum Command {
     Run(RunArgs),
     /// Talk to a model, turn by turn
     Chat(ChatArgs),
+    /// Serve a model over HTTP, in the shapes of OpenAI, Anthropic, Ollama and llama-server
+    Serve(ServeArgs),
     /// Bring a model file to this machine
     Pull(PullArgs),
     /// List the model files on this machine

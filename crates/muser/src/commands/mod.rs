@@ -15,5 +15,6 @@ pub mod logits;
 pub mod models;
 pub mod pull;
 pub mod run;
+pub mod serve;
 pub mod synth;
 pub mod tokenize;

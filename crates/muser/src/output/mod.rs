@@ -14,8 +14,9 @@ pub use progress::Progress;
 use crate::cli::GlobalArgs;
 use crate::env_vars;
 
-/// Sends the libraries' logs to standard error: `MUSER_LOG` decides, else `-v` (info) and `-vv` (debug).
-pub fn start_logging(global: &GlobalArgs, console: &Console) {
+/// Sends the libraries' logs to standard error: `MUSER_LOG` decides, else `-v` (info) and `-vv` (debug). With `json`
+/// each line is an object with its time, for programs.
+pub fn start_logging(global: &GlobalArgs, console: &Console, json: bool) {
     let level = match (global.quiet, global.verbose) {
         (true, _) => "error",
         (false, 0) => "warn",
@@ -27,9 +28,12 @@ pub fn start_logging(global: &GlobalArgs, console: &Console) {
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
-        .with_ansi(console.color())
-        .without_time()
-        .with_target(false);
+        .with_ansi(console.color());
+    if json {
+        let _ = subscriber.json().try_init();
+        return;
+    }
+    let subscriber = subscriber.without_time().with_target(false);
     // Only a second subscriber in one process can fail here, and then the first one does the work.
     let _ = subscriber.try_init();
 }

@@ -1,0 +1,153 @@
+//! What all routes share: the configuration, the keys, and the model once it is loaded.
+//!
+//! The server listens before the model is loaded, so that an orchestrator sees 503 and not a refused connection;
+//! [`App::load`] switches it on. Nothing here is changed after that except counters.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use muser_gguf::GgufFile;
+use ring::rand::{SecureRandom as _, SystemRandom};
+
+use crate::auth::Keys;
+use crate::backend::Backend;
+use crate::config::ServerConfig;
+use crate::error::{ApiError, ServerError};
+use crate::metrics::Metrics;
+use crate::text::TextSide;
+
+/// Facts about the loaded model.
+#[derive(Debug, Clone, Default)]
+pub struct ModelFacts {
+    /// The name that requests use.
+    pub name: String,
+    /// Where its file is.
+    pub path: String,
+    /// Tokens that one request's context holds.
+    pub context_tokens: usize,
+    /// Parameters.
+    pub parameters: u64,
+    /// Length of the file in bytes.
+    pub file_bytes: u64,
+    /// Name of the quantisation.
+    pub quantization: String,
+    /// Width of the hidden state.
+    pub hidden: usize,
+}
+
+impl ModelFacts {
+    /// Facts of a model file, of which one request's context holds `context_tokens`.
+    pub fn of_file(name: String, file: &GgufFile, context_tokens: usize, hidden: usize) -> Self {
+        let mut values_by_type: BTreeMap<&str, u64> = BTreeMap::new();
+        for tensor in file.tensors() {
+            *values_by_type.entry(tensor.ty.name()).or_default() += tensor.values();
+        }
+        // The type that most values have gives the file its name.
+        let most = values_by_type.iter().max_by_key(|(_, values)| **values).map_or("", |(name, _)| name);
+        Self {
+            name,
+            path: file.path().display().to_string(),
+            context_tokens,
+            parameters: file.tensors().iter().map(muser_gguf::TensorInfo::values).sum(),
+            file_bytes: (0..file.shard_count()).map(|shard| file.shard_bytes(shard).len() as u64).sum(),
+            quantization: most.to_owned(),
+            hidden,
+        }
+    }
+}
+
+/// A model with everything that answers for it.
+pub struct Loaded {
+    /// Facts.
+    pub facts: ModelFacts,
+    /// Vocabulary, template and parsers.
+    pub text: Arc<TextSide>,
+    /// The engine.
+    pub backend: Arc<dyn Backend>,
+    /// Metrics.
+    pub metrics: Metrics,
+    /// Seconds since 1970 at loading.
+    pub created: u64,
+}
+
+/// The shared state.
+pub struct App {
+    /// The configuration.
+    pub config: ServerConfig,
+    /// The accepted keys.
+    pub keys: Keys,
+    loaded: OnceLock<Arc<Loaded>>,
+    stopping: AtomicBool,
+    counter: AtomicU64,
+    random: SystemRandom,
+}
+
+/// The shared state as routes hold it.
+pub type SharedApp = Arc<App>;
+
+impl App {
+    /// The state before the model is loaded. Checks the configuration and reads the keys.
+    pub fn new(config: ServerConfig) -> Result<SharedApp, ServerError> {
+        config.check()?;
+        let keys = config.load_keys()?;
+        Ok(Arc::new(Self {
+            config,
+            keys,
+            loaded: OnceLock::new(),
+            stopping: AtomicBool::new(false),
+            counter: AtomicU64::new(0),
+            random: SystemRandom::new(),
+        }))
+    }
+
+    /// Starts answering for a model. A second call has no effect.
+    pub fn load(&self, facts: ModelFacts, text: TextSide, backend: Arc<dyn Backend>) {
+        let metrics = Metrics::new(&facts.name);
+        let loaded = Loaded { facts, text: Arc::new(text), backend, metrics, created: unix_seconds() };
+        let _ = self.loaded.set(Arc::new(loaded));
+    }
+
+    /// The model, or 503.
+    pub fn loaded(&self) -> Result<&Arc<Loaded>, ApiError> {
+        if self.stopping.load(Ordering::Relaxed) {
+            return Err(ApiError::unavailable("The server is stopping"));
+        }
+        self.loaded.get().ok_or_else(|| ApiError::unavailable("The model is being loaded"))
+    }
+
+    /// The model, if it is loaded, also while stopping.
+    pub fn loaded_if_any(&self) -> Option<&Arc<Loaded>> {
+        self.loaded.get()
+    }
+
+    /// Takes no new requests from now on.
+    pub fn stop(&self) {
+        self.stopping.store(true, Ordering::Relaxed);
+    }
+
+    /// A new identifier such as `chatcmpl-5f0c…`: unique within the process and not to be guessed.
+    pub fn new_id(&self, prefix: &str) -> String {
+        format!(
+            "{prefix}{:016x}{:08x}",
+            self.random_u64(),
+            self.counter.fetch_add(1, Ordering::Relaxed) as u32
+        )
+    }
+
+    /// A random number; used for identifiers and for seeds that the client did not choose.
+    pub fn random_u64(&self) -> u64 {
+        let mut bytes = [0; 8];
+        if self.random.fill(&mut bytes).is_err() {
+            // Without the system's generator identifiers stay unique through the counter.
+            return unix_seconds().wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        }
+        u64::from_le_bytes(bytes)
+    }
+}
+
+/// Seconds since 1970.
+pub fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs())
+}

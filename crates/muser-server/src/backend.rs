@@ -1,0 +1,85 @@
+//! What the routes need of an engine, as one narrow trait.
+//!
+//! Token ids go in, token ids come out; text is this crate's business (through `muser-text`). The live engine is
+//! bound in [`crate::live`]; tests bind a script. The invariants an implementation keeps: dropping a
+//! [`EventStream`] cancels its request within one step, and a stream that is not polled holds up nobody else.
+
+use std::pin::Pin;
+
+use futures_util::Stream;
+use muser_engine::{Event, Request, SubmitError};
+
+/// The events of one request; dropping it cancels the request.
+pub struct EventStream {
+    /// The seed in use.
+    pub seed: u64,
+    /// The events, in the engine's order.
+    pub events: Pin<Box<dyn Stream<Item = Event> + Send>>,
+}
+
+/// One slot's state, for `/slots` and the page.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Slot {
+    /// Its number.
+    pub id: usize,
+    /// Whether a request runs in it.
+    pub busy: bool,
+    /// Prompt tokens of the request.
+    pub prompt_tokens: usize,
+    /// Prompt tokens in the cache so far.
+    pub processed_tokens: usize,
+    /// Prompt tokens that were reused.
+    pub cached_tokens: usize,
+    /// Tokens generated.
+    pub generated_tokens: usize,
+}
+
+/// The engine's state and totals since the start.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Snapshot {
+    /// Slots.
+    pub slots: Vec<Slot>,
+    /// Requests that run.
+    pub running: u64,
+    /// Requests that wait.
+    pub waiting: u64,
+    /// KV blocks of the full layers that running sequences use.
+    pub kv_blocks_used: u64,
+    /// All KV blocks of the full layers.
+    pub kv_blocks_total: u64,
+    /// Bytes of all KV blocks that running sequences use.
+    pub kv_bytes_used: u64,
+    /// Bytes of all KV blocks that are kept for reuse.
+    pub kv_bytes_kept: u64,
+    /// Bytes of all KV blocks.
+    pub kv_bytes_total: u64,
+    /// Prompt tokens looked up in the prefix cache.
+    pub prefix_queries: u64,
+    /// Prompt tokens found there.
+    pub prefix_hits: u64,
+    /// Prompt tokens looked up in packs.
+    pub external_queries: u64,
+    /// Prompt tokens found there.
+    pub external_hits: u64,
+    /// Requests that were set aside and run again.
+    pub preemptions: u64,
+    /// Tokens proposed by the draft model.
+    pub drafted: u64,
+    /// Tokens of them accepted.
+    pub drafted_accepted: u64,
+}
+
+/// An engine.
+pub trait Backend: Send + Sync + 'static {
+    /// Takes a request or says at once why not.
+    fn submit(&self, request: Request) -> Result<EventStream, SubmitError>;
+
+    /// State and totals; never waits for a step.
+    fn snapshot(&self) -> Snapshot;
+
+    /// Ends all running requests as cancelled and takes no more.
+    fn cut_off(&self);
+
+    /// Words about backend and device, for `/props` and the page.
+    fn device(&self) -> String;
+}

@@ -1,0 +1,172 @@
+//! What the operator decides, and the rule about which addresses may be listened on.
+//!
+//! A loopback address needs nothing. Any other address needs a key file and a TLS certificate, or the word
+//! `insecure` said out loud: an open inference port on a network is free computing for strangers.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::auth::Keys;
+use crate::error::ServerError;
+
+/// Limits that keep one client from hurting the others.
+#[derive(Debug, Clone)]
+pub struct Limits {
+    /// Longest request body in bytes.
+    pub body_bytes: usize,
+    /// Longest request head (request line and headers) in bytes.
+    pub head_bytes: usize,
+    /// Time for the head of a request to arrive.
+    pub head_time: Duration,
+    /// Time for the body of a request to arrive.
+    pub body_time: Duration,
+    /// Time a client may refuse to take data that is ready for it, before it is dropped.
+    pub stalled_write_time: Duration,
+    /// Connections at once; more wait in the system's accept queue.
+    pub connections: usize,
+    /// Answers asked for in one request (`n`, or a list of prompts).
+    pub answers_per_request: usize,
+    /// Output tokens when the request names no limit; `None`: as many as the context holds.
+    pub default_output_tokens: Option<u32>,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            body_bytes: 32 << 20,
+            head_bytes: 64 << 10,
+            head_time: Duration::from_secs(10),
+            body_time: Duration::from_mins(1),
+            stalled_write_time: Duration::from_secs(30),
+            connections: 1024,
+            answers_per_request: 16,
+            default_output_tokens: None,
+        }
+    }
+}
+
+/// What happens to running requests when the server is told to stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ShutdownPolicy {
+    /// Take no new requests and finish the running ones, for at most this long.
+    Finish(Duration),
+    /// Cut running requests off.
+    Cancel,
+}
+
+/// Everything the server needs to know besides the model.
+#[derive(Debug, Clone)]
+pub struct ServerConfig {
+    /// Where to listen.
+    pub address: SocketAddr,
+    /// File with one key a line.
+    pub key_file: Option<PathBuf>,
+    /// PEM file with the certificate chain.
+    pub tls_certificate: Option<PathBuf>,
+    /// PEM file with the private key.
+    pub tls_key: Option<PathBuf>,
+    /// Listen beyond loopback without key or TLS.
+    pub insecure: bool,
+    /// Origins that browsers may call from; empty: none, `*`: any.
+    pub cors_origins: Vec<String>,
+    /// Refuse requests whose `model` is not the loaded one.
+    pub strict_model_name: bool,
+    /// Limits.
+    pub limits: Limits,
+    /// What happens to running requests at the end.
+    pub shutdown: ShutdownPolicy,
+    /// Interval of the comment lines that keep a silent stream alive.
+    pub keep_alive: Duration,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            address: SocketAddr::from(([127, 0, 0, 1], 8080)),
+            key_file: None,
+            tls_certificate: None,
+            tls_key: None,
+            insecure: false,
+            cors_origins: Vec::new(),
+            strict_model_name: false,
+            limits: Limits::default(),
+            shutdown: ShutdownPolicy::Finish(Duration::from_secs(30)),
+            keep_alive: Duration::from_secs(1),
+        }
+    }
+}
+
+impl ServerConfig {
+    /// The rule about addresses, and that the TLS files come in pairs.
+    pub fn check(&self) -> Result<(), ServerError> {
+        if self.tls_certificate.is_some() != self.tls_key.is_some() {
+            return Err(ServerError::Config("TLS needs both the certificate file and the key file".into()));
+        }
+        let protected = self.key_file.is_some() && self.tls_certificate.is_some();
+        if self.address.ip().is_loopback() || self.insecure || protected {
+            return Ok(());
+        }
+        let missing = match (&self.key_file, &self.tls_certificate) {
+            (None, None) => "a key file and a TLS certificate",
+            (None, Some(_)) => "a key file",
+            _ => "a TLS certificate",
+        };
+        Err(ServerError::Config(format!(
+            "{} can be reached from other machines, so {missing} is needed (or --insecure, which leaves it open)",
+            self.address
+        )))
+    }
+
+    /// The keys that are accepted; none means that no key is asked for.
+    pub fn load_keys(&self) -> Result<Keys, ServerError> {
+        let Some(path) = &self.key_file else { return Ok(Keys::default()) };
+        let fault =
+            |reason: String| ServerError::File { what: "key", path: path.display().to_string(), reason };
+        let text = std::fs::read_to_string(path).map_err(|error| fault(error.to_string()))?;
+        let keys = Keys::from_lines(&text);
+        if keys.is_empty() {
+            return Err(fault("it holds no key (one a line, '#' starts a comment)".into()));
+        }
+        Ok(keys)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(address: &str, key: bool, tls: bool, insecure: bool) -> bool {
+        let config = ServerConfig {
+            address: address.parse().expect("address"),
+            key_file: key.then(|| "keys".into()),
+            tls_certificate: tls.then(|| "cert.pem".into()),
+            tls_key: tls.then(|| "key.pem".into()),
+            insecure,
+            ..ServerConfig::default()
+        };
+        config.check().is_ok()
+    }
+
+    #[test]
+    fn only_loopback_is_open_by_default() {
+        assert!(check("127.0.0.1:1", false, false, false));
+        assert!(check("[::1]:1", false, false, false));
+        for address in ["0.0.0.0:1", "192.168.1.9:1", "[::]:1"] {
+            assert!(!check(address, false, false, false), "{address} open");
+            assert!(!check(address, true, false, false), "{address} without TLS");
+            assert!(!check(address, false, true, false), "{address} without key");
+            assert!(check(address, true, true, false), "{address} protected");
+            assert!(check(address, false, false, true), "{address} insecure");
+        }
+    }
+
+    #[test]
+    fn an_empty_key_file_is_refused() {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("keys");
+        std::fs::write(&path, "# nothing\n\n").expect("write");
+        let config = ServerConfig { key_file: Some(path), ..ServerConfig::default() };
+        assert!(config.load_keys().is_err());
+    }
+}

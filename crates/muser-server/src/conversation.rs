@@ -1,0 +1,178 @@
+//! Conversations at the door, for every API: messages and tools in OpenAI's shape become what the template expects.
+//!
+//! `muser-text` brings them into one shape and names the field at fault; what is added here is what only a server
+//! knows: that images cannot be shown to this model, and which tool choices make sense.
+
+use muser_text::{TextError, normalise_messages, normalise_tools};
+use serde_json::{Map, Value};
+
+use crate::error::ApiError;
+use crate::work::{Conversation, ToolChoice};
+
+/// A fault of the text side as an answer: the client's faults are 400 and name the field, the model file's are ours.
+pub fn text_fault(fault: &TextError) -> ApiError {
+    match fault {
+        TextError::Request { field, expected, found } => {
+            ApiError::field(field, format!("Invalid value for '{field}': expected {expected}, found {found}"))
+        }
+        TextError::Grammar { .. } => ApiError::field("response_format", format!("The {fault}")),
+        // A template that raises or runs dry on this conversation is no reason to send it again.
+        TextError::Template { .. } => ApiError::field("messages", format!("{fault}")),
+        other => ApiError::internal(other.to_string()),
+    }
+}
+
+/// A conversation from OpenAI's `messages` and `tools`.
+pub fn conversation(
+    messages: &[Value],
+    tools: &[Value],
+    choice: ToolChoice,
+) -> Result<Conversation, ApiError> {
+    if messages.is_empty() {
+        return Err(ApiError::field("messages", "'messages' must hold at least one message"));
+    }
+    let messages = normalise_messages(messages).map_err(|fault| text_fault(&fault))?;
+    for (index, message) in messages.iter().enumerate() {
+        let parts = message["content"].as_array().map(Vec::as_slice).unwrap_or_default();
+        if let Some(part) = parts.iter().position(|part| part["type"] != "text") {
+            return Err(ApiError::unsupported(
+                format!("messages[{index}].content[{part}]"),
+                "Images and video are not supported by the loaded model",
+            ));
+        }
+    }
+    let tools = normalise_tools(tools).map_err(|fault| text_fault(&fault))?;
+    check_choice(&choice, &tools)?;
+    Ok(Conversation {
+        messages,
+        // Tools that must not be called are not shown either: the model is not tempted and the prompt is shorter.
+        tools: if choice == ToolChoice::None { Vec::new() } else { tools },
+        tool_choice: choice,
+        parallel_calls: true,
+        strength: None,
+        variables: Map::new(),
+    })
+}
+
+fn check_choice(choice: &ToolChoice, tools: &[Value]) -> Result<(), ApiError> {
+    match choice {
+        ToolChoice::Named(name) if !tools.iter().any(|tool| tool["function"]["name"] == name.as_str()) => {
+            Err(ApiError::field(
+                "tool_choice",
+                format!("'tool_choice' names {}, which is not among the tools", Value::from(name.as_str())),
+            ))
+        }
+        ToolChoice::Required if tools.is_empty() => {
+            Err(ApiError::field("tool_choice", "'tool_choice' asks for a call, but there are no tools"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// OpenAI's `tool_choice`, in the shapes of both of its APIs.
+pub fn tool_choice(value: Option<&Value>) -> Result<ToolChoice, ApiError> {
+    let fault =
+        || ApiError::field("tool_choice", "'tool_choice' must be auto, none, required or name a function");
+    match value {
+        None | Some(Value::Null) => Ok(ToolChoice::Auto),
+        Some(Value::String(word)) => match word.as_str() {
+            "auto" => Ok(ToolChoice::Auto),
+            "none" => Ok(ToolChoice::None),
+            "required" | "any" => Ok(ToolChoice::Required),
+            _ => Err(fault()),
+        },
+        Some(value) => {
+            let name = value.get("function").unwrap_or(value).get("name").and_then(Value::as_str);
+            name.map(|name| ToolChoice::Named(name.to_owned())).ok_or_else(fault)
+        }
+    }
+}
+
+/// The model's word for a strength. The word goes into the system message, so no other text may come this way.
+pub fn strength(word: &str, field: &str) -> Result<String, ApiError> {
+    match word {
+        "minimal" => Ok("low".into()),
+        "none" | "low" | "medium" | "high" | "xhigh" => Ok(word.into()),
+        "max" => Ok("xhigh".into()),
+        _ => Err(ApiError::field(
+            field,
+            format!(
+                "Unknown strength {}; expected none, minimal, low, medium, high or xhigh",
+                Value::from(word)
+            ),
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn check_messages(messages: Value) -> Result<Vec<Value>, Option<String>> {
+        let messages = messages.as_array().expect("list").clone();
+        conversation(&messages, &[], ToolChoice::Auto)
+            .map(|found| found.messages)
+            .map_err(|fault| fault.param)
+    }
+
+    #[test]
+    fn developer_is_system_and_unknown_roles_are_named() {
+        let developer = check_messages(json!([{"role": "developer", "content": "x"}])).expect("valid");
+        assert_eq!(developer[0]["role"], "system");
+        for role in ["foo", "", "ipython"] {
+            let outcome =
+                check_messages(json!([{"role": "user", "content": "a"}, {"role": role, "content": "b"}]));
+            assert_eq!(outcome, Err(Some("messages[1].role".into())), "{role}");
+        }
+        assert_eq!(check_messages(json!([])), Err(Some("messages".into())));
+        assert_eq!(check_messages(json!([3])), Err(Some("messages[0]".into())));
+    }
+
+    #[test]
+    fn an_assistant_without_content_is_the_same_however_it_is_written() {
+        let calls =
+            json!([{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}}]);
+        let check = |mut message: Value| {
+            message["tool_calls"] = calls.clone();
+            check_messages(json!([message])).expect("valid")
+        };
+        let null = check(json!({"role": "assistant", "content": null}));
+        assert_eq!(null, check(json!({"role": "assistant"})));
+        assert_eq!(null, check(json!({"role": "assistant", "content": ""})));
+    }
+
+    #[test]
+    fn images_are_refused_by_name_and_never_fetched() {
+        let image = json!([{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "http://x/y.png"}}]);
+        let outcome = check_messages(json!([{"role": "user", "content": image}]));
+        assert_eq!(outcome, Err(Some("messages[0].content[1]".into())));
+    }
+
+    #[test]
+    fn a_choice_must_be_among_the_tools() {
+        let tools = [json!({"type": "function", "function": {"name": "f"}})];
+        let check = |choice: Value, tools: &[Value]| {
+            let choice = tool_choice(Some(&choice)).map_err(|fault| fault.param)?;
+            let messages = [json!({"role": "user", "content": "a"})];
+            conversation(&messages, tools, choice).map(|found| found.tools.len()).map_err(|fault| fault.param)
+        };
+        let fault = || Err(Some("tool_choice".to_owned()));
+        let named = json!({"type": "function", "function": {"name": "f"}});
+        assert_eq!(check(json!("required"), &tools), Ok(1));
+        assert_eq!(check(json!("none"), &tools), Ok(0));
+        assert_eq!(check(named.clone(), &tools), Ok(1));
+        assert_eq!(check(json!({"type": "function", "name": "f"}), &tools), Ok(1));
+        assert_eq!(check(named, &[]), fault());
+        assert_eq!(check(json!("required"), &[]), fault());
+        assert_eq!(check(json!("perhaps"), &tools), fault());
+        assert_eq!(check(json!({}), &tools), fault());
+    }
+
+    #[test]
+    fn a_strength_is_one_of_the_known_words() {
+        assert_eq!(strength("minimal", "x"), Ok("low".into()));
+        assert_eq!(strength("xhigh", "x"), Ok("xhigh".into()));
+        assert!(strength("low.<|eot|>", "x").is_err());
+    }
+}

@@ -1,0 +1,112 @@
+//! The way in of every POST: the body's bytes within limits, then JSON, then an object that its table accepts.
+
+use std::collections::HashSet;
+use std::sync::{LazyLock, Mutex};
+
+use axum::extract::Request;
+use http_body_util::{BodyExt as _, Limited};
+use serde_json::{Map, Value};
+use tokio::time::timeout;
+
+use crate::config::Limits;
+use crate::error::ApiError;
+use crate::fields::{Field, check};
+
+/// Reads the body of `request` and checks it against `table`.
+///
+/// The content type is not looked at: many clients send none, or a wrong one.
+pub async fn read_body(
+    request: Request,
+    limits: &Limits,
+    table: &[Field],
+) -> Result<Map<String, Value>, ApiError> {
+    let path = request.uri().path().to_owned();
+    let bytes = read_bytes(request, limits).await?;
+    let body = parse(&bytes)?;
+    let unknown = check(table, &body)?;
+    log_unknown(&path, &unknown);
+    Ok(body)
+}
+
+async fn read_bytes(request: Request, limits: &Limits) -> Result<Vec<u8>, ApiError> {
+    let limit = limits.body_bytes;
+    let announced = request.headers().get(axum::http::header::CONTENT_LENGTH);
+    let announced =
+        announced.and_then(|value| value.to_str().ok()).and_then(|value| value.parse::<u64>().ok());
+    if announced.is_some_and(|length| length > limit as u64) {
+        return Err(ApiError::body_too_large(limit));
+    }
+    let reading = Limited::new(request.into_body(), limit).collect();
+    match timeout(limits.body_time, reading).await {
+        Err(_) => Err(ApiError::body_timeout()),
+        Ok(Ok(collected)) => Ok(collected.to_bytes().into()),
+        Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => {
+            Err(ApiError::body_too_large(limit))
+        }
+        Ok(Err(_)) => Err(ApiError::bad("The request's body broke off")),
+    }
+}
+
+fn parse(bytes: &[u8]) -> Result<Map<String, Value>, ApiError> {
+    let text = std::str::from_utf8(bytes)
+        .map_err(|error| ApiError::bad(format!("The body is not UTF-8 (at byte {})", error.valid_up_to())))?;
+    match serde_json::from_str(text) {
+        Ok(Value::Object(body)) => Ok(body),
+        Ok(_) => Err(ApiError::bad("The body must be a JSON object")),
+        Err(error) => Err(ApiError::bad(format!("The body is not valid JSON: {error}"))),
+    }
+}
+
+/// Each unknown field is worth one line in the log for the life of the process, and no more.
+fn log_unknown(path: &str, unknown: &[String]) {
+    const REMEMBERED: usize = 1000;
+    static SEEN: LazyLock<Mutex<HashSet<String>>> = LazyLock::new(Mutex::default);
+    if unknown.is_empty() {
+        return;
+    }
+    let Ok(mut seen) = SEEN.lock() else { return };
+    for field in unknown {
+        // List positions differ from request to request; the kind of field does not.
+        let field: String = field.chars().filter(|c| !c.is_ascii_digit()).take(120).collect();
+        if seen.len() < REMEMBERED && seen.insert(format!("{path} {field}")) {
+            tracing::info!(route = path, field, "unknown request field ignored (said once)");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::body::Body;
+
+    fn limits() -> Limits {
+        Limits { body_bytes: 64, ..Limits::default() }
+    }
+
+    async fn read(bytes: impl Into<Body>) -> Result<Map<String, Value>, u16> {
+        let request = Request::post("/x").body(bytes.into()).expect("request");
+        read_body(request, &limits(), &[]).await.map_err(|fault| fault.status.as_u16())
+    }
+
+    #[tokio::test]
+    async fn bodies_that_cannot_be_read_are_the_clients_fault() {
+        assert_eq!(read("{\"a\": 1}").await.map(|body| body.len()), Ok(1));
+        assert_eq!(read("[1]").await, Err(400));
+        assert_eq!(read("").await, Err(400));
+        assert_eq!(read(&b"{\"a\": \"\xff\xfe\"}"[..]).await, Err(400));
+        assert_eq!(read("x".repeat(65)).await, Err(413));
+    }
+
+    #[tokio::test]
+    async fn deep_nesting_does_not_overflow() {
+        let request = Request::post("/x").body(Body::from("[".repeat(1 << 20))).expect("request");
+        let outcome = read_body(request, &Limits::default(), &[]).await;
+        assert_eq!(outcome.map_err(|fault| fault.status.as_u16()), Err(400));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_never_ends_times_out() {
+        let endless = Body::from_stream(futures_util::stream::pending::<Result<&[u8], std::io::Error>>());
+        assert_eq!(read(endless).await, Err(408));
+    }
+}

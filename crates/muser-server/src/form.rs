@@ -1,0 +1,134 @@
+//! The form of a turn: what `response_format`, `grammar`, `tools` and `tool_choice` ask for, as a constraint on tokens.
+//!
+//! The constraint itself is `muser-text`'s: reasoning is free, the answer follows its grammar, calls follow their tools'
+//! schemas. Here the API's words become its rules. All choices' constraints are made before the request is handed in,
+//! so that no grammar is compiled on the engine's thread and a bad one is a 400.
+
+use std::sync::{Arc, Mutex};
+
+use muser_engine::{Constraint, ConstraintFactory, TokenMask};
+use muser_text::grammar::{AnswerRule, Grammar, TurnConstraint, TurnRules, TurnStart};
+use muser_text::{OutputMode, OutputOptions};
+use serde_json::Value;
+
+use crate::conversation::text_fault;
+use crate::error::ApiError;
+use crate::text::TextSide;
+use crate::work::{Conversation, Form, Prompt, ToolChoice, Work};
+
+/// The constraint for `work`, if it asks for one.
+pub(crate) fn constraint(
+    text: &TextSide,
+    work: &Work,
+    options: &OutputOptions,
+) -> Result<Option<ConstraintFactory>, ApiError> {
+    let Some(rules) = rules(work, options) else { return Ok(None) };
+    let engine = text.grammars()?;
+    let make = || TurnConstraint::new(Arc::clone(&engine), rules.clone()).map_err(|fault| text_fault(&fault));
+    let made = (0..work.choices).map(|_| make().map(Some)).collect::<Result<Vec<_>, _>>()?;
+    let made = Mutex::new(made);
+    Ok(Some(Box::new(move |choice| {
+        let turn = made.lock().ok().and_then(|mut made| made.get_mut(choice as usize)?.take());
+        Box::new(Turn(turn))
+    })))
+}
+
+fn rules(work: &Work, options: &OutputOptions) -> Option<TurnRules> {
+    let answer = match &work.form {
+        Form::Free => AnswerRule::Free,
+        Form::JsonObject => AnswerRule::Grammar(Grammar::JsonObject),
+        Form::JsonSchema(schema) => AnswerRule::Grammar(Grammar::JsonSchema(schema.clone())),
+        Form::Grammar(grammar) => AnswerRule::Grammar(notation(grammar)),
+    };
+    let conversation = match &work.prompt {
+        Prompt::Chat(conversation) if !conversation.tools.is_empty() => Some(conversation),
+        _ => None,
+    };
+    if answer == AnswerRule::Free && conversation.is_none() {
+        return None;
+    }
+    let must_call = conversation.is_some_and(|conversation| {
+        matches!(conversation.tool_choice, ToolChoice::Required | ToolChoice::Named(_))
+    });
+    Some(TurnRules {
+        start: if options.mode == OutputMode::Chat { TurnStart::Header } else { TurnStart::Answer },
+        answer: if must_call { AnswerRule::Forbidden } else { answer },
+        tools: conversation.map(callable).unwrap_or_default(),
+        parallel_calls: conversation.is_some_and(|conversation| conversation.parallel_calls),
+    })
+}
+
+fn callable(conversation: &Conversation) -> Vec<Value> {
+    let chosen = |tool: &&Value| match &conversation.tool_choice {
+        ToolChoice::Named(name) => tool["function"]["name"] == name.as_str(),
+        _ => true,
+    };
+    conversation.tools.iter().filter(chosen).cloned().collect()
+}
+
+/// Clients send both notations in one field. GBNF defines with `::=`, which Lark does not have.
+fn notation(grammar: &str) -> Grammar {
+    if grammar.contains("::=") {
+        Grammar::Gbnf(grammar.to_owned())
+    } else {
+        Grammar::Lark(grammar.to_owned())
+    }
+}
+
+/// A constraint as the engine takes it; `None` only if the engine asked twice for one choice, which it does not.
+struct Turn(Option<TurnConstraint>);
+
+impl Constraint for Turn {
+    fn mask(&mut self, allowed: &mut TokenMask) -> bool {
+        // Without a mask no token is allowed: the engine then ends the request and says so.
+        match self.0.as_mut().map(TurnConstraint::mask) {
+            Some(Ok(words)) => allowed.copy_words(&words),
+            Some(Err(error)) => tracing::warn!(%error, "a constraint failed"),
+            None => {}
+        }
+        true
+    }
+
+    fn commit(&mut self, token: u32) -> Result<(), String> {
+        match &mut self.0 {
+            Some(turn) => turn.commit(token).map_err(|error| error.to_string()),
+            None => Err("there is no constraint for this choice".into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conversation::conversation;
+    use serde_json::json;
+
+    fn rules_for(choice: ToolChoice, form: Form) -> Option<TurnRules> {
+        let tools = ["f", "g"].map(|name| json!({"function": {"name": name}}));
+        let messages = [json!({"role": "user", "content": "a"})];
+        let conversation = conversation(&messages, &tools, choice).expect("valid");
+        let mut work = Work::new(Prompt::Chat(conversation));
+        work.form = form;
+        rules(&work, &OutputOptions { mode: OutputMode::Chat, ..OutputOptions::default() })
+    }
+
+    #[test]
+    fn a_choice_of_tools_decides_who_may_be_called() {
+        let auto = rules_for(ToolChoice::Auto, Form::Free).expect("rules");
+        assert_eq!((auto.tools.len(), auto.answer), (2, AnswerRule::Free));
+        let required = rules_for(ToolChoice::Required, Form::Free).expect("rules");
+        assert_eq!((required.tools.len(), required.answer), (2, AnswerRule::Forbidden));
+        let named = rules_for(ToolChoice::Named("g".into()), Form::Free).expect("rules");
+        assert_eq!(named.tools[0]["function"]["name"], "g");
+        assert_eq!(named.tools.len(), 1);
+        assert!(rules_for(ToolChoice::None, Form::Free).is_none());
+        let json = rules_for(ToolChoice::None, Form::JsonObject).expect("rules");
+        assert_eq!(json.answer, AnswerRule::Grammar(Grammar::JsonObject));
+    }
+
+    #[test]
+    fn both_notations_are_told_apart() {
+        assert_eq!(notation("root ::= \"a\""), Grammar::Gbnf("root ::= \"a\"".into()));
+        assert_eq!(notation("start: \"a\""), Grammar::Lark("start: \"a\"".into()));
+    }
+}

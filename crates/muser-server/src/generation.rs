@@ -1,0 +1,400 @@
+//! One request in the engine, seen as text: submits it, and turns its token events into [`Update`]s as they come.
+//!
+//! A generation is a stream that runs nothing by itself. Whoever polls it (the connection, in the end) drives the
+//! decoding; dropping it drops the engine's submission, which cancels the request within a step. Preparing a prompt
+//! can take milliseconds per megabyte of text, so that happens beside the connections' threads.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Instant;
+
+use futures_util::{Stream, StreamExt as _};
+use muser_engine::{
+    Event, FinishReason, Finished, Request, RequestError, RequestKind, StopWatch, SubmitError, Token,
+};
+use muser_text::{OutputDecoder, OutputEnd, OutputEvent, OutputOptions, Specials, TokenKind};
+
+use crate::answer::{Answer, Finish, Outcome, Piece, Seconds, TokenLogprob, Update, Usage};
+use crate::app::{App, Loaded};
+use crate::backend::EventStream;
+use crate::error::ApiError;
+use crate::form;
+use crate::metrics::ChoiceClock;
+use crate::params::drawn_seed;
+use crate::text::TextSide;
+use crate::work::{Prompt, Work};
+
+/// A running request.
+pub struct Generation {
+    loaded: Arc<Loaded>,
+    stream: EventStream,
+    stops: Vec<String>,
+    choices: Vec<Choice>,
+    ready: VecDeque<Update>,
+    ended: bool,
+}
+
+struct Choice {
+    decoder: OutputDecoder,
+    /// Start of the ids of this choice's calls.
+    call_prefix: String,
+    logprobs: Vec<TokenLogprob>,
+    clock: ChoiceClock,
+    finished: bool,
+}
+
+impl Generation {
+    /// Prepares `work` and hands it to the engine. All that can be said against a request is said here, before the
+    /// headers of an answer.
+    pub async fn start(
+        app: &App,
+        loaded: &Arc<Loaded>,
+        work: Work,
+        arrived: Instant,
+    ) -> Result<Self, ApiError> {
+        let seed = work.seed.unwrap_or_else(|| drawn_seed(app.random_u64()));
+        let default_limit = app.config.limits.default_output_tokens;
+        let stops = work.stops.clone();
+        let output_limit = work.max_tokens.or(default_limit);
+        let prepared = {
+            let loaded = Arc::clone(loaded);
+            aside(move || prepare(&loaded.text, work, seed, output_limit)).await?
+        };
+        let choices = prepared.request.n as usize;
+        let decoder = loaded.text.decoder(&prepared.options)?;
+        let prompt_tokens = prepared.request.prompt.tokens.len();
+        let stream = loaded
+            .backend
+            .submit(prepared.request)
+            .map_err(|refusal| refused(loaded, &refusal, prompt_tokens, output_limit))?;
+        let call_prefix = app.new_id("call_");
+        let choices = (0..choices)
+            .map(|index| Choice {
+                decoder: decoder.clone(),
+                call_prefix: format!("{call_prefix}{index}"),
+                logprobs: Vec::new(),
+                clock: ChoiceClock::new(arrived),
+                finished: false,
+            })
+            .collect();
+        Ok(Self { loaded: Arc::clone(loaded), stream, stops, choices, ready: VecDeque::new(), ended: false })
+    }
+
+    /// The seed in use.
+    pub fn seed(&self) -> u64 {
+        self.stream.seed
+    }
+
+    /// Number of choices.
+    pub fn choices(&self) -> usize {
+        self.choices.len()
+    }
+
+    /// Waits for the end and gives all choices whole.
+    pub async fn answers(mut self) -> Result<Vec<Answer>, ApiError> {
+        let mut answers = vec![Answer::default(); self.choices.len()];
+        while let Some(update) = self.next().await {
+            match update {
+                Update::Started { .. } | Update::End => {}
+                Update::Piece { choice, piece, logprobs } => {
+                    if let Some(answer) = answers.get_mut(choice as usize) {
+                        answer.push(piece, logprobs);
+                    }
+                }
+                Update::Finished { choice, outcome } => {
+                    if let Some(answer) = answers.get_mut(choice as usize) {
+                        answer.outcome = outcome;
+                    }
+                }
+                Update::Failed(fault) => return Err(fault),
+            }
+        }
+        Ok(answers)
+    }
+
+    fn take_event(&mut self, event: Event) {
+        match event {
+            Event::Started(started) => {
+                let metrics = &self.loaded.metrics;
+                let (prompt_tokens, cached_tokens) = (started.prompt_tokens, started.cached_tokens);
+                metrics.count_started(prompt_tokens, cached_tokens, started.queue_time, started.prefill_time);
+                self.ready.push_back(Update::Started { prompt_tokens, cached_tokens });
+            }
+            Event::Token(token) => self.take_token(&token),
+            Event::Finished(finished) => self.take_end(&finished),
+            Event::Failed(error) => self.fail(failed(&error)),
+            // Requests of this route ask for neither.
+            Event::Shifted { .. } | Event::Embedding(_) => {}
+        }
+    }
+
+    fn take_token(&mut self, token: &Token) {
+        let Some(choice) = self.choices.get_mut(token.index as usize) else { return };
+        choice.clock.token(&self.loaded.metrics);
+        if let Some(logprob) = token.logprob
+            && choice.decoder.in_answer_channel()
+            && is_text(&self.loaded.text, token.id)
+        {
+            let text = &self.loaded.text;
+            choice.logprobs.push(TokenLogprob {
+                id: token.id,
+                bytes: text.token_bytes(token.id),
+                logprob,
+                top: token
+                    .top
+                    .as_slice()
+                    .iter()
+                    .map(|&(id, logprob)| (id, text.token_bytes(id), logprob))
+                    .collect(),
+            });
+        }
+        let events = choice.decoder.push(token.id);
+        choice.give(token.index, events, &mut self.ready);
+    }
+
+    fn take_end(&mut self, finished: &Finished) {
+        let Some(choice) = self.choices.get_mut(finished.index as usize) else { return };
+        if let FinishReason::Stop(id) = finished.reason {
+            // The id that ended the turn also ends the message before it.
+            let events = choice.decoder.push(id);
+            choice.give(finished.index, events, &mut self.ready);
+        }
+        let events = choice.decoder.finish();
+        choice.give(finished.index, events, &mut self.ready);
+        let finish = match choice.decoder.end() {
+            Some(OutputEnd::StopString(index)) => {
+                Finish::StopString(self.stops.get(index).cloned().unwrap_or_default())
+            }
+            Some(OutputEnd::EndOfTurn) => Finish::Stop,
+            None => Finish::of(finished.reason),
+        };
+        let finish = if finish == Finish::Stop && choice.decoder.tool_calls() > 0 {
+            Finish::ToolCalls
+        } else {
+            finish
+        };
+        if !choice.logprobs.is_empty() && !matches!(finish, Finish::StopString(_)) {
+            // Tokens without text of their own at the end, such as half a character.
+            let logprobs = std::mem::take(&mut choice.logprobs);
+            let piece = Piece::Content(String::new());
+            self.ready.push_back(Update::Piece { choice: finished.index, piece, logprobs });
+        }
+        choice.clock.finish(&self.loaded.metrics, finish.label());
+        choice.finished = true;
+        let usage = Usage {
+            prompt: finished.usage.prompt_tokens,
+            cached: finished.usage.cached_tokens,
+            completion: finished.usage.completion_tokens,
+            reasoning: choice.decoder.reasoning_tokens() as u32,
+        };
+        let seconds = Seconds {
+            queue: finished.timings.queue.as_secs_f64(),
+            prefill: finished.timings.prefill.as_secs_f64(),
+            decode: finished.timings.decode.as_secs_f64(),
+        };
+        let outcome = Outcome { finish, usage, seconds };
+        self.ready.push_back(Update::Finished { choice: finished.index, outcome });
+        if self.choices.iter().all(|choice| choice.finished) {
+            self.ready.push_back(Update::End);
+            self.ended = true;
+        }
+    }
+
+    fn fail(&mut self, fault: ApiError) {
+        tracing::error!(message = fault.message, "a request failed after it was accepted");
+        self.ready.push_back(Update::Failed(fault));
+        self.ended = true;
+    }
+}
+
+impl Stream for Generation {
+    type Item = Update;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Update>> {
+        loop {
+            if let Some(update) = self.ready.pop_front() {
+                return Poll::Ready(Some(update));
+            }
+            if self.ended {
+                return Poll::Ready(None);
+            }
+            match ready!(self.stream.events.as_mut().poll_next(cx)) {
+                Some(event) => self.take_event(event),
+                None => self.fail(ApiError::internal("The engine ended the request without saying why")),
+            }
+        }
+    }
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.loaded.metrics.cancelled.inc();
+        }
+    }
+}
+
+impl Choice {
+    fn give(&mut self, index: u32, events: Vec<OutputEvent>, ready: &mut VecDeque<Update>) {
+        for event in events {
+            let piece = match event {
+                OutputEvent::Reasoning(text) => Piece::Reasoning(text),
+                OutputEvent::Content(text) => Piece::Content(text),
+                OutputEvent::ToolCallStart { index: call, name } => {
+                    Piece::ToolCall { index: call, id: format!("{}_{call}", self.call_prefix), name }
+                }
+                OutputEvent::ToolCallArguments { index: call, json_delta } => {
+                    Piece::ToolArguments { index: call, fragment: json_delta }
+                }
+                OutputEvent::ToolCallEnd { .. } => continue,
+            };
+            let with_text = matches!(piece, Piece::Content(_));
+            let logprobs = if with_text { std::mem::take(&mut self.logprobs) } else { Vec::new() };
+            ready.push_back(Update::Piece { choice: index, piece, logprobs });
+        }
+    }
+}
+
+struct Prepared {
+    request: Request,
+    options: OutputOptions,
+}
+
+fn prepare(text: &TextSide, work: Work, seed: u64, max_tokens: Option<u32>) -> Result<Prepared, ApiError> {
+    let ids = text.prompt_ids(&work.prompt)?;
+    if ids.is_empty() {
+        return Err(ApiError::field("prompt", "The prompt is empty"));
+    }
+    let options = text.output_options(&work.prompt, &work.stops);
+    let decoder = text.decoder(&options)?;
+    let one_call = matches!(&work.prompt, Prompt::Chat(conversation) if !conversation.parallel_calls);
+    let mut request = Request::new(ids, text.tokenizer().stop_ids().to_vec());
+    request.constraint = form::constraint(text, &work, &options)?;
+    request.max_tokens = max_tokens;
+    request.sampling = work.sampling;
+    request.seed = Some(seed);
+    request.n = work.choices;
+    request.logprobs = work.logprobs;
+    request.cache = work.use_cache;
+    let watch = Watch { decoder, one_call };
+    request.stop_watch = Some(Box::new(move |_| Box::new(watch.clone())));
+    Ok(Prepared { request, options })
+}
+
+/// The engine's view of where the text ends: the same decoder, so that both ends agree.
+#[derive(Clone)]
+struct Watch {
+    decoder: OutputDecoder,
+    /// End after the first whole tool call.
+    one_call: bool,
+}
+
+impl StopWatch for Watch {
+    fn push(&mut self, token: u32) -> bool {
+        let events = self.decoder.push(token);
+        let called = events.iter().any(|event| matches!(event, OutputEvent::ToolCallEnd { .. }));
+        self.decoder.end().is_some() || (self.one_call && called)
+    }
+}
+
+/// Whether a token is part of the visible text.
+fn is_text(text: &TextSide, id: u32) -> bool {
+    matches!(text.tokenizer().token_kind(id), Some(TokenKind::Normal | TokenKind::UserDefined))
+}
+
+/// Runs work that may take long beside the threads that drive connections.
+async fn aside<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(outcome) => outcome,
+        Err(_) => Err(ApiError::internal(
+            "The server failed while it prepared this request; its log has the reason",
+        )),
+    }
+}
+
+/// The number of tokens of a prompt.
+pub async fn count_prompt(loaded: &Arc<Loaded>, prompt: Prompt) -> Result<usize, ApiError> {
+    let loaded = Arc::clone(loaded);
+    aside(move || loaded.text.prompt_ids(&prompt).map(|ids| ids.len())).await
+}
+
+/// The mean of the final hidden states of `text`, scaled to unit length, and the number of its tokens.
+pub async fn embed(loaded: &Arc<Loaded>, text: String) -> Result<(Vec<f32>, usize), ApiError> {
+    let ids = {
+        let loaded = Arc::clone(loaded);
+        aside(move || Ok(loaded.text.tokenizer().encode_prompt(&text, Specials::Plain))).await?
+    };
+    let tokens = ids.len();
+    let mut request = Request::new(ids, Vec::new());
+    request.kind = RequestKind::Embed;
+    let mut stream =
+        loaded.backend.submit(request).map_err(|refusal| refused(loaded, &refusal, tokens, None))?;
+    let mut vector = None;
+    while let Some(event) = stream.events.next().await {
+        match event {
+            Event::Embedding(values) => vector = Some(values.into_vec()),
+            Event::Failed(error) => return Err(failed(&error)),
+            _ => {}
+        }
+    }
+    let Some(mut vector) = vector else {
+        return Err(ApiError::not_implemented("The loaded backend gives no embeddings"));
+    };
+    let length = vector.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
+    if length > 0.0 {
+        vector.iter_mut().for_each(|value| *value = (f64::from(*value) / length) as f32);
+    }
+    Ok((vector, tokens))
+}
+
+/// The engine's refusal as an answer.
+fn refused(
+    loaded: &Loaded,
+    refusal: &SubmitError,
+    prompt_tokens: usize,
+    output_tokens: Option<u32>,
+) -> ApiError {
+    let output_tokens = output_tokens.map_or(1, |limit| limit.max(1) as usize);
+    match refusal {
+        SubmitError::ContextLength { prompt_tokens, context, .. } => {
+            ApiError::context_length(*prompt_tokens, output_tokens, *context)
+        }
+        SubmitError::Capacity { needed_blocks, available_blocks } => {
+            let mut fault =
+                ApiError::context_length(prompt_tokens, output_tokens, loaded.facts.context_tokens);
+            fault.message = format!(
+                "{} (the KV memory given to this server holds {available_blocks} blocks of 256 tokens, this request \
+                 needs {needed_blocks})",
+                fault.message
+            );
+            fault
+        }
+        SubmitError::QueueFull { waiting, .. } => {
+            let slots = loaded.backend.snapshot().slots.len().max(1);
+            // A guess: some seconds for each round of the slots before this request's turn.
+            ApiError::queue_full((1 + 2 * (waiting / slots)).min(60) as u32)
+        }
+        SubmitError::Invalid { field, expected, found } => {
+            ApiError::field(*field, format!("'{field}' is {found}, expected {expected}"))
+        }
+        SubmitError::ShuttingDown => ApiError::unavailable("The server is stopping"),
+        other => ApiError::internal(other.to_string()),
+    }
+}
+
+/// A failure after acceptance as an answer. What the device or the end of the server did may go well another time.
+fn failed(error: &RequestError) -> ApiError {
+    match error {
+        RequestError::QueueTimeout { .. } | RequestError::Device(_) | RequestError::ShutDown => {
+            ApiError::unavailable(error.to_string())
+        }
+        RequestError::Constraint(reason) => {
+            ApiError::field("response_format", format!("The grammar failed: {reason}"))
+        }
+        other => ApiError::internal(other.to_string()),
+    }
+}

@@ -1,0 +1,38 @@
+//! The HTTP interface: OpenAI, Anthropic, Ollama and llama-server shapes over one engine.
+//!
+//! A request's path: [`listen`] drives the connection, [`auth`] guards it, a file of [`routes`] checks the body
+//! against its table ([`fields`]) and turns it into a generation; the answer's pieces take the route's shape and leave as one body or as a stream ([`sse`]). Only this crate knows JSON shapes of APIs; only
+//! `muser-engine` knows what a request is.
+
+#![allow(
+    clippy::needless_pass_by_value,
+    reason = "JSON values are made to be given away, but the json macro only borrows them"
+)]
+
+pub mod answer;
+pub mod app;
+pub mod auth;
+pub mod backend;
+pub mod config;
+pub mod conversation;
+pub mod describe;
+pub mod error;
+pub mod exchange;
+pub mod fields;
+mod form;
+pub mod generation;
+pub mod listen;
+pub mod live;
+pub mod metrics;
+pub mod params;
+pub mod routes;
+pub mod sse;
+mod stall;
+pub mod text;
+pub mod work;
+
+pub use app::{App, ModelFacts, SharedApp};
+pub use config::{Limits, ServerConfig, ShutdownPolicy};
+pub use error::ServerError;
+pub use listen::Server;
+pub use live::LiveEngine;

@@ -1,0 +1,75 @@
+//! The running engine behind the routes.
+
+use muser_engine::{EngineHandle, Request, Shutdown, SlotState, SubmitError};
+
+use crate::backend::{Backend, EventStream, Slot, Snapshot};
+
+/// A [`Backend`] over a running engine.
+#[derive(Debug)]
+pub struct LiveEngine {
+    engine: EngineHandle,
+    device: String,
+}
+
+impl LiveEngine {
+    /// Serves from `engine`; `device` says in words what it runs on.
+    pub fn new(engine: EngineHandle, device: String) -> Self {
+        Self { engine, device }
+    }
+}
+
+impl Backend for LiveEngine {
+    fn submit(&self, request: Request) -> Result<EventStream, SubmitError> {
+        let submission = self.engine.submit(request)?;
+        Ok(EventStream { seed: submission.seed(), events: Box::pin(submission) })
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let now = self.engine.metrics();
+        let slots = self.engine.slots();
+        let info = self.engine.info();
+        let bytes = |full: u64, sliding: u64| {
+            full * info.full_block_bytes as u64 + sliding * info.sliding_block_bytes as u64
+        };
+        Snapshot {
+            slots: slots
+                .iter()
+                .map(|slot| {
+                    let busy = slot.state != SlotState::Idle;
+                    let if_busy = |figure: u32| if busy { figure as usize } else { 0 };
+                    Slot {
+                        id: slot.slot,
+                        busy,
+                        prompt_tokens: if_busy(slot.prompt_tokens),
+                        processed_tokens: if_busy(slot.computed_tokens.min(slot.prompt_tokens)),
+                        cached_tokens: if_busy(slot.cached_tokens),
+                        generated_tokens: if_busy(slot.generated_tokens),
+                    }
+                })
+                .collect(),
+            running: now.running,
+            waiting: now.waiting,
+            kv_blocks_used: now.full_blocks_used,
+            kv_blocks_total: now.full_blocks_total,
+            kv_bytes_used: bytes(now.full_blocks_used, now.sliding_blocks_used),
+            kv_bytes_kept: bytes(now.full_blocks_cached, now.sliding_blocks_cached),
+            kv_bytes_total: now.kv_bytes_total,
+            prefix_queries: now.prompt_tokens,
+            prefix_hits: now.cached_tokens,
+            // Packs are looked up by the engine only once it has a store.
+            external_queries: 0,
+            external_hits: 0,
+            preemptions: now.preemptions,
+            drafted: now.drafted_tokens,
+            drafted_accepted: now.accepted_tokens,
+        }
+    }
+
+    fn cut_off(&self) {
+        self.engine.shut_down(Shutdown::Cancel);
+    }
+
+    fn device(&self) -> String {
+        self.device.clone()
+    }
+}

@@ -1,0 +1,318 @@
+//! Prometheus metrics, under the names that operators' dashboards and load generators know from vLLM.
+//!
+//! Times are measured here, from the arrival of the request, so that queueing is part of the time to the first
+//! token. Totals that only the engine knows are copied in when the metrics are read. The struct's fields can be
+//! read by tests; there is no global state.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+use crate::backend::Snapshot;
+
+type Labels = Vec<(String, String)>;
+type FloatGauge = Gauge<f64, std::sync::atomic::AtomicU64>;
+
+/// The content type of [`Metrics::encode`].
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// All metrics of one loaded model.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    running: Gauge,
+    waiting: Gauge,
+    kv_usage: FloatGauge,
+    prompt_tokens: Counter,
+    prompt_tokens_cached: Counter,
+    generation_tokens: Counter,
+    success: Family<Labels, Counter>,
+    refused: Family<Labels, Counter>,
+    first_token: Histogram,
+    inter_token: Histogram,
+    per_output_token: Histogram,
+    end_to_end: Histogram,
+    queue: Histogram,
+    prefill: Histogram,
+    decode: Histogram,
+    prefix_queries: Counter,
+    prefix_hits: Counter,
+    external_queries: Counter,
+    external_hits: Counter,
+    preemptions: Counter,
+    drafted: Counter,
+    drafted_accepted: Counter,
+    /// Requests whose client went away before the end.
+    pub cancelled: Counter,
+    /// Connections open now.
+    pub connections: Gauge,
+}
+
+const SHORT_S: [f64; 16] =
+    [0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0];
+const LONG_S: [f64; 18] = [
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0,
+    2560.0,
+];
+
+impl Metrics {
+    /// Metrics labelled with the model's name.
+    pub fn new(model_name: &str) -> Self {
+        let labels = [("model_name".into(), model_name.to_owned().into())];
+        let mut all = Registry::with_labels(labels.into_iter());
+        let short = || Histogram::new(SHORT_S);
+        let long = || Histogram::new(LONG_S);
+        Self {
+            running: gauge(&mut all, "vllm:num_requests_running", "Requests being computed"),
+            waiting: gauge(&mut all, "vllm:num_requests_waiting", "Requests in the queue"),
+            kv_usage: register(
+                &mut all,
+                "vllm:kv_cache_usage_perc",
+                "Share of the KV cache in use, 0 to 1",
+                FloatGauge::default(),
+            ),
+            prompt_tokens: counter(
+                &mut all,
+                "vllm:prompt_tokens",
+                "Prompt tokens of requests that were read",
+            ),
+            prompt_tokens_cached: counter(
+                &mut all,
+                "vllm:prompt_tokens_cached",
+                "Prompt tokens of them that were reused from a cache",
+            ),
+            generation_tokens: counter(&mut all, "vllm:generation_tokens", "Generated tokens"),
+            success: register(
+                &mut all,
+                "vllm:request_success",
+                "Finished requests by reason",
+                Family::default(),
+            ),
+            refused: register(
+                &mut all,
+                "muser:requests_refused",
+                "Refused requests by status",
+                Family::default(),
+            ),
+            first_token: register(
+                &mut all,
+                "vllm:time_to_first_token_seconds",
+                "From arrival to the first token, queue included",
+                long(),
+            ),
+            inter_token: register(
+                &mut all,
+                "vllm:inter_token_latency_seconds",
+                "Between two tokens",
+                short(),
+            ),
+            per_output_token: register(
+                &mut all,
+                "vllm:request_time_per_output_token_seconds",
+                "Mean time of a request's tokens after the first",
+                short(),
+            ),
+            end_to_end: register(
+                &mut all,
+                "vllm:e2e_request_latency_seconds",
+                "From arrival to the last token",
+                long(),
+            ),
+            queue: register(&mut all, "vllm:request_queue_time_seconds", "Time in the queue", long()),
+            prefill: register(
+                &mut all,
+                "vllm:request_prefill_time_seconds",
+                "From leaving the queue until the prompt was read",
+                long(),
+            ),
+            decode: register(
+                &mut all,
+                "vllm:request_decode_time_seconds",
+                "From the first to the last token",
+                long(),
+            ),
+            prefix_queries: counter(
+                &mut all,
+                "vllm:prefix_cache_queries",
+                "Prompt tokens looked up in the cache",
+            ),
+            prefix_hits: counter(&mut all, "vllm:prefix_cache_hits", "Prompt tokens found in the cache"),
+            external_queries: counter(
+                &mut all,
+                "vllm:external_prefix_cache_queries",
+                "Prompt tokens looked up in packs",
+            ),
+            external_hits: counter(
+                &mut all,
+                "vllm:external_prefix_cache_hits",
+                "Prompt tokens found in packs",
+            ),
+            preemptions: counter(&mut all, "vllm:num_preemptions", "Requests set aside for want of cache"),
+            drafted: counter(&mut all, "vllm:spec_decode_num_draft_tokens", "Tokens proposed by the draft"),
+            drafted_accepted: counter(
+                &mut all,
+                "vllm:spec_decode_num_accepted_tokens",
+                "Proposed tokens that were accepted",
+            ),
+            cancelled: counter(&mut all, "muser:requests_cancelled", "Requests whose client went away"),
+            connections: gauge(&mut all, "muser:connections", "Open connections"),
+            registry: all,
+        }
+    }
+
+    /// Counts a request that was not taken.
+    pub fn count_refused(&self, status: u16) {
+        self.refused.get_or_create(&vec![("status".into(), status.to_string())]).inc();
+    }
+
+    /// Counts a prompt that has been read.
+    pub fn count_started(&self, prompt_tokens: u32, cached_tokens: u32, queue: Duration, prefill: Duration) {
+        self.prompt_tokens.inc_by(u64::from(prompt_tokens));
+        self.prompt_tokens_cached.inc_by(u64::from(cached_tokens));
+        self.queue.observe(queue.as_secs_f64());
+        self.prefill.observe(prefill.as_secs_f64());
+    }
+
+    /// The text for a scraper.
+    pub fn encode(&self, now: &Snapshot) -> String {
+        self.running.set(now.running as i64);
+        self.waiting.set(now.waiting as i64);
+        self.kv_usage.set(now.kv_blocks_used as f64 / now.kv_blocks_total.max(1) as f64);
+        let totals = [
+            (&self.prefix_queries, now.prefix_queries),
+            (&self.prefix_hits, now.prefix_hits),
+            (&self.external_queries, now.external_queries),
+            (&self.external_hits, now.external_hits),
+            (&self.preemptions, now.preemptions),
+            (&self.drafted, now.drafted),
+            (&self.drafted_accepted, now.drafted_accepted),
+        ];
+        for (counter, total) in totals {
+            counter.inner().store(total, Ordering::Relaxed);
+        }
+        let mut text = String::new();
+        // Writing into a string cannot fail.
+        let _ = encode(&mut text, &self.registry);
+        text
+    }
+}
+
+fn register<M>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M
+where
+    M: prometheus_client::registry::Metric + Clone,
+{
+    registry.register(name, help, metric.clone());
+    metric
+}
+
+fn counter(registry: &mut Registry, name: &str, help: &str) -> Counter {
+    register(registry, name, help, Counter::default())
+}
+
+fn gauge(registry: &mut Registry, name: &str, help: &str) -> Gauge {
+    register(registry, name, help, Gauge::default())
+}
+
+/// The clock of one choice of a request.
+#[derive(Debug, Clone)]
+pub struct ChoiceClock {
+    arrived: Instant,
+    first_token: Option<Instant>,
+    last_token: Option<Instant>,
+    tokens: u32,
+}
+
+impl ChoiceClock {
+    /// A clock for a request that arrived at `arrived`.
+    pub fn new(arrived: Instant) -> Self {
+        Self { arrived, first_token: None, last_token: None, tokens: 0 }
+    }
+
+    /// A token came.
+    pub fn token(&mut self, metrics: &Metrics) {
+        let now = Instant::now();
+        self.tokens += 1;
+        metrics.generation_tokens.inc();
+        if let Some(before) = self.last_token.replace(now) {
+            metrics.inter_token.observe((now - before).as_secs_f64());
+        } else {
+            self.first_token = Some(now);
+            metrics.first_token.observe((now - self.arrived).as_secs_f64());
+        }
+    }
+
+    /// The choice ended for `reason`.
+    pub fn finish(&self, metrics: &Metrics, reason: &str) {
+        metrics.success.get_or_create(&vec![("finished_reason".into(), reason.into())]).inc();
+        metrics.end_to_end.observe(self.arrived.elapsed().as_secs_f64());
+        if let (Some(first), Some(last)) = (self.first_token, self.last_token) {
+            let decode = (last - first).as_secs_f64();
+            metrics.decode.observe(decode);
+            if self.tokens > 1 {
+                metrics.per_output_token.observe(decode / f64::from(self.tokens - 1));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_that_dashboards_know() {
+        let metrics = Metrics::new("tiny \"quoted\"");
+        metrics.count_started(10, 4, Duration::from_millis(1), Duration::from_millis(2));
+        let mut clock = ChoiceClock::new(Instant::now());
+        clock.token(&metrics);
+        clock.token(&metrics);
+        clock.finish(&metrics, "stop");
+        let now = Snapshot {
+            running: 2,
+            waiting: 3,
+            kv_blocks_used: 1,
+            kv_blocks_total: 4,
+            prefix_hits: 5,
+            drafted: 9,
+            ..Snapshot::default()
+        };
+        let text = metrics.encode(&now);
+        for line in [
+            "vllm:num_requests_running{model_name=\"tiny \\\"quoted\\\"\"} 2",
+            "vllm:num_requests_waiting{model_name=\"tiny \\\"quoted\\\"\"} 3",
+            "vllm:generation_tokens_total{model_name=\"tiny \\\"quoted\\\"\"} 2",
+            "vllm:prefix_cache_hits_total{model_name=\"tiny \\\"quoted\\\"\"} 5",
+            "# EOF",
+        ] {
+            assert!(text.contains(line), "{line} is missing in:\n{text}");
+        }
+        for name in [
+            "kv_cache_usage_perc",
+            "prompt_tokens_total",
+            "prompt_tokens_cached_total",
+            "request_success_total",
+            "time_to_first_token_seconds_bucket",
+            "inter_token_latency_seconds_bucket",
+            "request_time_per_output_token_seconds_bucket",
+            "e2e_request_latency_seconds_bucket",
+            "request_queue_time_seconds_bucket",
+            "request_prefill_time_seconds_bucket",
+            "request_decode_time_seconds_bucket",
+            "prefix_cache_queries_total",
+            "external_prefix_cache_hits_total",
+            "num_preemptions_total",
+            "spec_decode_num_draft_tokens_total",
+            "spec_decode_num_accepted_tokens_total",
+        ] {
+            assert!(text.contains(&format!("vllm:{name}")), "{name} is missing");
+        }
+        // Reading twice gives the same totals.
+        assert_eq!(text, metrics.encode(&now));
+    }
+}

@@ -1,0 +1,253 @@
+// Chat and status over the same public routes that any client uses. Text from the model only ever becomes text nodes.
+"use strict";
+
+const $ = (id) => document.getElementById(id);
+const make = (tag, className, text) => {
+  const node = document.createElement(tag);
+  if (className) node.className = className;
+  if (text !== undefined) node.textContent = text;
+  return node;
+};
+
+let conversation = [];
+let running = null;
+
+const headers = () => {
+  const key = sessionStorage.getItem("muser-key");
+  return key ? { "content-type": "application/json", authorization: `Bearer ${key}` } : { "content-type": "application/json" };
+};
+
+// Calls the server; asks for a key when it wants one.
+async function call(path, options = {}) {
+  const response = await fetch(path, { ...options, headers: headers() });
+  if (response.status !== 401) return response;
+  if (!$("ask-key").open) $("ask-key").showModal();
+  await new Promise((done) => $("ask-key").addEventListener("close", done, { once: true }));
+  sessionStorage.setItem("muser-key", $("key").value);
+  return fetch(path, { ...options, headers: headers() });
+}
+
+// Fenced and inline code become elements, all else stays plain text.
+function render(target, text) {
+  target.replaceChildren();
+  text.split(/^```/m).forEach((part, index) => {
+    if (index % 2 === 1) {
+      const body = part.replace(/^[^\n]*\n?/, "").replace(/\n$/, "");
+      target.append(make("pre", "", body));
+      return;
+    }
+    part.split(/`([^`\n]+)`/).forEach((piece, inner) => {
+      if (piece) target.append(inner % 2 === 1 ? make("code", "", piece) : document.createTextNode(piece));
+    });
+  });
+}
+
+// Yields the data objects of an event stream.
+async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let held = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    held += value;
+    const blocks = held.split("\n\n");
+    held = blocks.pop();
+    for (const block of blocks) {
+      for (const line of block.split("\n")) {
+        if (line.startsWith("data: ") && line !== "data: [DONE]") yield JSON.parse(line.slice(6));
+      }
+    }
+  }
+}
+
+function request() {
+  const system = $("system").value.trim();
+  const body = {
+    model: "",
+    messages: system ? [{ role: "system", content: system }, ...conversation] : conversation,
+    stream: true,
+    stream_options: { include_usage: true },
+  };
+  if ($("effort").value) body.reasoning_effort = $("effort").value;
+  if ($("temperature").value !== "") body.temperature = Number($("temperature").value);
+  if ($("max").value !== "") body.max_tokens = Number($("max").value);
+  return body;
+}
+
+const seconds = (ms) => (ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(1)} s`);
+
+function answerView() {
+  const view = make("article", "assistant");
+  const thoughts = make("details");
+  thoughts.hidden = true;
+  const summary = make("summary", "", "Thinking…");
+  const thoughtText = make("div");
+  thoughts.append(summary, thoughtText);
+  const text = make("div", "text busy");
+  const meta = make("div", "meta");
+  view.append(thoughts, text, meta);
+  $("log").append(view);
+  return { thoughts, summary, thoughtText, text, meta };
+}
+
+async function ask(question) {
+  $("empty")?.remove();
+  const own = make("div", "user");
+  own.append(make("div", "", question));
+  $("log").append(own);
+  conversation.push({ role: "user", content: question });
+
+  const view = answerView();
+  running = new AbortController();
+  $("send").hidden = true;
+  $("stop").hidden = false;
+  const begun = performance.now();
+  let first = 0, thoughtDone = 0, pieces = 0, content = "", reasoning = "", usage = null, timings = null, finish = "";
+  const follow = () => {
+    const log = $("log");
+    if (log.scrollHeight - log.scrollTop - log.clientHeight < 160) log.scrollTop = log.scrollHeight;
+  };
+  let drawing = false;
+  const draw = () => {
+    if (drawing) return;
+    drawing = true;
+    requestAnimationFrame(() => {
+      drawing = false;
+      view.thoughts.hidden = !reasoning;
+      view.thoughtText.textContent = reasoning;
+      render(view.text, content);
+      follow();
+    });
+  };
+  try {
+    const response = await call("/v1/chat/completions", {
+      method: "POST", body: JSON.stringify(request()), signal: running.signal,
+    });
+    if (!response.ok) throw new Error((await response.json()).error?.message ?? response.statusText);
+    for await (const chunk of events(response)) {
+      if (chunk.error) throw new Error(chunk.error.message);
+      usage = chunk.usage ?? usage;
+      timings = chunk.timings ?? timings;
+      const choice = chunk.choices[0];
+      if (!choice) continue;
+      finish = choice.finish_reason ?? finish;
+      const { reasoning_content: thought, content: said } = choice.delta;
+      if (!thought && !said) continue;
+      const now = performance.now();
+      if (!first) {
+        first = now;
+        $("first").textContent = seconds(first - begun);
+      }
+      pieces += 1;
+      if (pieces > 1) $("rate").textContent = ((pieces - 1) / ((now - first) / 1000)).toFixed(1);
+      if (thought) reasoning += thought;
+      if (said) {
+        if (reasoning && !thoughtDone) {
+          thoughtDone = now;
+          view.summary.textContent = `Thought for ${seconds(now - first)}`;
+        }
+        content += said;
+      }
+      draw();
+    }
+  } catch (fault) {
+    if (fault.name === "AbortError") finish = "stopped";
+    else view.meta.before(make("p", "fault", fault.message));
+  }
+  running = null;
+  $("send").hidden = false;
+  $("stop").hidden = true;
+  view.text.classList.remove("busy");
+  if (reasoning && !thoughtDone) view.summary.textContent = "Thoughts";
+  draw();
+  const facts = [];
+  if (usage) {
+    facts.push(`${usage.completion_tokens} tokens`);
+    const rate = timings?.predicted_per_second;
+    if (rate) {
+      facts.push(`${rate.toFixed(1)} tokens/s`);
+      $("rate").textContent = rate.toFixed(1);
+    }
+    const cached = usage.prompt_tokens_details.cached_tokens;
+    facts.push(`${usage.prompt_tokens} in the prompt, ${cached} cached`);
+    $("cached").textContent = usage.prompt_tokens ? `${Math.round((100 * cached) / usage.prompt_tokens)} %` : "–";
+  }
+  if (first) facts.push(`first after ${seconds(first - begun)}`);
+  if (finish === "length") facts.push("cut at the limit");
+  if (finish === "stopped") facts.push("stopped");
+  view.meta.textContent = facts.join(" · ");
+  conversation.push({ role: "assistant", content, ...(reasoning && { reasoning_content: reasoning }) });
+  $("input").focus();
+}
+
+const bytes = (n) => (n >= 2 ** 30 ? `${(n / 2 ** 30).toFixed(2)} GiB` : `${(n / 2 ** 20).toFixed(1)} MiB`);
+
+function showStatus(status) {
+  $("model").textContent = `${status.model.name} · ${status.model.context_tokens.toLocaleString("en")} tokens`;
+  $("device").textContent = status.device;
+  $("device").title = status.device;
+  $("waiting").textContent = status.waiting;
+  const list = status.slots.map((slot) => {
+    const item = make("li");
+    const reading = slot.busy && slot.processed_tokens < slot.prompt_tokens;
+    const state = !slot.busy ? "idle" : reading ? "reading" : "writing";
+    const held = slot.processed_tokens + slot.generated_tokens;
+    const bar = make("div", "bar");
+    const fill = make("i");
+    fill.style.width = `${slot.busy ? Math.min(100, (100 * held) / status.model.context_tokens) : 0}%`;
+    bar.append(fill);
+    item.append(make("span", "", `${slot.id} ${state}`), make("span", "", slot.busy ? `${held} tokens` : ""), bar);
+    return item;
+  });
+  $("slots").replaceChildren(...list);
+  const { used_bytes: used, kept_bytes: kept, total_bytes: total } = status.kv;
+  $("kv-used").style.width = `${total ? (100 * used) / total : 0}%`;
+  $("kv-kept").style.width = `${total ? (100 * kept) / total : 0}%`;
+  $("kv-text").textContent = `${bytes(used)} in use, ${bytes(kept)} kept for reuse, of ${bytes(total)}`;
+}
+
+async function watch() {
+  if (!document.hidden) {
+    try {
+      const response = await call("/status");
+      if (response.ok) showStatus(await response.json());
+      else $("model").textContent = response.status === 503 ? "loading the model…" : `error ${response.status}`;
+    } catch {
+      $("model").textContent = "no connection";
+    }
+  }
+  setTimeout(watch, running ? 500 : 1500);
+}
+
+$("form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const question = $("input").value.trim();
+  if (!question || running) return;
+  $("input").value = "";
+  $("input").style.height = "";
+  ask(question);
+});
+$("input").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+    event.preventDefault();
+    $("form").requestSubmit();
+  }
+});
+$("input").addEventListener("input", () => {
+  $("input").style.height = "auto";
+  $("input").style.height = `${$("input").scrollHeight}px`;
+});
+$("stop").addEventListener("click", () => running?.abort());
+$("new").addEventListener("click", () => {
+  running?.abort();
+  conversation = [];
+  $("log").replaceChildren();
+  $("input").focus();
+});
+$("toggle").addEventListener("click", () => {
+  const side = $("side");
+  side.hidden = !side.hidden;
+  $("toggle").setAttribute("aria-expanded", String(!side.hidden));
+});
+if (matchMedia("(max-width: 760px)").matches) $("side").hidden = true;
+watch();

@@ -1,0 +1,202 @@
+//! The parameters that several routes share: sampling, limits, stops.
+//!
+//! Defaults are the model's published ones. The names are those of OpenAI, with llama-server's and vLLM's spellings
+//! beside them; the getters take whichever is there.
+
+use muser_engine::SamplingParams;
+use serde_json::Value;
+
+use crate::error::ApiError;
+use crate::fields::{Body, COUNT, Field, INTEGER, Kind, whole};
+
+/// Any finite number that fits single precision.
+pub const NUMBER: Kind = Kind::Number { min: f32::MIN as f64, max: f32::MAX as f64 };
+/// From zero to one.
+pub const SHARE: Kind = Kind::Number { min: 0.0, max: 1.0 };
+/// A string or a list of strings.
+pub const TEXTS: Kind = Kind::Either(&[Kind::Text, Kind::List(&Kind::Text)]);
+
+/// Most stop strings of a request.
+const MAX_STOPS: usize = 64;
+
+/// The sampling fields, to be joined into a route's table by [`concat`].
+pub const SAMPLING_FIELDS: &[Field] = &[
+    Field::optional(
+        "temperature",
+        Kind::Number { min: 0.0, max: f32::MAX as f64 },
+        "default 1; up to 0.001 means greedy",
+    ),
+    Field::optional("top_p", SHARE, "default 0.95; 0 means greedy"),
+    Field::optional("top_k", Kind::Integer { min: -1, max: u32::MAX as i64 }, "default 64; 0 or -1: off"),
+    Field::optional("min_p", SHARE, "default 0 (off)"),
+    Field::optional("presence_penalty", NUMBER, "default 0"),
+    Field::optional("frequency_penalty", NUMBER, "default 0"),
+    Field::optional("repetition_penalty", NUMBER, "default 1 (off)"),
+    Field::optional("repeat_penalty", NUMBER, "the same, in llama-server's spelling"),
+    Field::optional(
+        "logit_bias",
+        Kind::Either(&[Kind::Map, Kind::List(&Kind::List(&Kind::Any))]),
+        "token id to number, or pairs; `false` forbids a token",
+    ),
+    Field::optional("seed", INTEGER, "drawn and reported when absent or -1"),
+    Field::optional("stop", TEXTS, "up to 64 strings; the text ends before the first of them"),
+    Field::optional("cache_prompt", Kind::Bool, "default true: reuse cached prefixes and leave this one"),
+    Field::ignored("id_slot", "slots are the scheduler's business; any free one is as good"),
+];
+
+/// Joins tables at compile time.
+pub const fn concat<const N: usize>(first: &[Field], second: &[Field]) -> [Field; N] {
+    let mut joined = [Field::ignored("", ""); N];
+    assert!(first.len() + second.len() == N, "N is the sum of both lengths");
+    let mut index = 0;
+    while index < N {
+        joined[index] = if index < first.len() { first[index] } else { second[index - first.len()] };
+        index += 1;
+    }
+    joined
+}
+
+/// The sampling parameters of a checked body.
+pub fn sampling(body: Body<'_>) -> Result<SamplingParams, ApiError> {
+    let mut params = SamplingParams::default();
+    let set = |name: &str, place: &mut f32| {
+        if let Some(number) = body.number(name) {
+            *place = number as f32;
+        }
+    };
+    set("temperature", &mut params.temperature);
+    set("top_p", &mut params.top_p);
+    set("min_p", &mut params.min_p);
+    set("presence_penalty", &mut params.presence_penalty);
+    set("frequency_penalty", &mut params.frequency_penalty);
+    set("repeat_penalty", &mut params.repetition_penalty);
+    set("repetition_penalty", &mut params.repetition_penalty);
+    if params.repetition_penalty <= 0.0 {
+        return Err(ApiError::field("repetition_penalty", "'repetition_penalty' must be above 0"));
+    }
+    if let Some(top_k) = body.integer("top_k") {
+        params.top_k = u32::try_from(top_k).unwrap_or(0);
+    }
+    if params.top_p <= 0.0 {
+        // The nucleus of nothing is still the most likely token.
+        params.top_p = 1.0;
+        params.top_k = 1;
+    }
+    params.logit_bias = logit_bias(body)?;
+    Ok(params)
+}
+
+/// The seed, if the client chose one.
+pub fn seed(body: Body<'_>) -> Option<u64> {
+    body.integer("seed").filter(|seed| *seed != -1).map(|seed| seed as u64)
+}
+
+/// A seed to report when the client chose none: small enough for every JSON reader to keep exactly.
+pub fn drawn_seed(random: u64) -> u64 {
+    random >> 12
+}
+
+/// The stop strings; empty ones would stop at once and are left out.
+pub fn stops(body: Body<'_>, name: &str) -> Result<Vec<String>, ApiError> {
+    let stops: Vec<String> = match body.get(name) {
+        None => Vec::new(),
+        Some(Value::String(stop)) => vec![stop.clone()],
+        Some(value) => {
+            value.as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
+        }
+    };
+    if stops.len() > MAX_STOPS {
+        return Err(ApiError::field(
+            name,
+            format!("'{name}' holds {} strings, at most {MAX_STOPS} are taken", stops.len()),
+        ));
+    }
+    Ok(stops.into_iter().filter(|stop| !stop.is_empty()).collect())
+}
+
+fn logit_bias(body: Body<'_>) -> Result<Vec<(u32, f32)>, ApiError> {
+    let fault = || ApiError::field("logit_bias", "'logit_bias' must map token ids to numbers (or to false)");
+    let bias = |value: &Value| match value {
+        Value::Bool(false) => Ok(f32::NEG_INFINITY),
+        value => value.as_f64().map(|number| number as f32).ok_or_else(fault),
+    };
+    match body.get("logit_bias") {
+        None => Ok(Vec::new()),
+        Some(Value::Object(map)) => map
+            .iter()
+            .map(|(key, value)| Ok((key.trim().parse().map_err(|_| fault())?, bias(value)?)))
+            .collect(),
+        Some(value) => value
+            .as_array()
+            .into_iter()
+            .flatten()
+            .map(|pair| match pair.as_array().map(Vec::as_slice) {
+                Some([id, value]) => {
+                    let id = whole(id).and_then(|id| u32::try_from(id).ok()).ok_or_else(fault)?;
+                    Ok((id, bias(value)?))
+                }
+                _ => Err(fault()),
+            })
+            .collect(),
+    }
+}
+
+/// The first of the named limits that is there.
+pub fn max_tokens(body: Body<'_>, names: &[&str]) -> Option<u32> {
+    names.iter().find_map(|name| body.count(name))
+}
+
+/// A field for a limit of output tokens.
+pub const fn limit_field(name: &'static str, note: &'static str) -> Field {
+    Field::optional(name, COUNT, note)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn params(body: Value) -> Result<SamplingParams, Option<String>> {
+        let Value::Object(body) = body else { panic!("object") };
+        crate::fields::check(SAMPLING_FIELDS, &body).map_err(|fault| fault.param)?;
+        sampling(Body(&body)).map_err(|fault| fault.param)
+    }
+
+    #[test]
+    fn bias_takes_string_keys_pairs_and_false() {
+        let check = |body: Value, expected: &[(u32, f32)]| {
+            assert_eq!(params(body).expect("valid").logit_bias, expected);
+        };
+        check(json!({"logit_bias": {"15": -100, "7": 1.5}}), &[(15, -100.0), (7, 1.5)]);
+        check(json!({"logit_bias": [[3, false], [4, 2]]}), &[(3, f32::NEG_INFINITY), (4, 2.0)]);
+        for wrong in [json!({"x": 1}), json!({"1": "a"}), json!([[1]]), json!([["a", 1]])] {
+            assert_eq!(params(json!({"logit_bias": wrong})).err(), Some(Some("logit_bias".into())));
+        }
+    }
+
+    #[test]
+    fn odd_but_meaningful_values_are_taken() {
+        let greedy = params(json!({"top_p": 0})).expect("valid");
+        assert_eq!((greedy.top_p, greedy.top_k), (1.0, 1));
+        assert_eq!(params(json!({"top_k": -1})).expect("valid").top_k, 0);
+        assert_eq!(params(json!({"temperature": 1e6})).expect("valid").temperature, 1e6);
+        assert_eq!(params(json!({"temperature": -1})).err(), Some(Some("temperature".into())));
+        assert_eq!(params(json!({"repeat_penalty": 0})).err(), Some(Some("repetition_penalty".into())));
+    }
+
+    #[test]
+    fn stops_are_a_string_or_a_list() {
+        let check = |value: Value, expected: &[&str]| {
+            let body = json!({"stop": value});
+            assert_eq!(stops(Body(body.as_object().expect("object")), "stop").expect("valid"), expected);
+        };
+        check(json!("a"), &["a"]);
+        check(json!(["a", "", "b"]), &["a", "b"]);
+        check(json!(null), &[]);
+    }
+
+    #[test]
+    fn a_drawn_seed_survives_double_precision() {
+        assert_eq!(drawn_seed(u64::MAX) as f64 as u64, drawn_seed(u64::MAX));
+    }
+}

@@ -1,0 +1,321 @@
+//! llama-server's routes, under its names: `/completion`, `/tokenize`, `/detokenize`, `/apply-template`, `/props`,
+//! `/slots`, `/infill`, `/lora-adapters`.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse as _, Response};
+use futures_util::{Stream, StreamExt as _, stream};
+use muser_text::{Markers, Specials};
+use serde_json::{Value, json};
+
+use super::chat::answer::finite;
+use crate::answer::{Answer, Finish, Outcome, Piece, TokenLogprob, Update};
+use crate::app::SharedApp;
+use crate::error::{ApiError, Dialect};
+use crate::exchange::read_body;
+use crate::fields::{Body, COUNT, Field, INTEGER, Kind, whole};
+use crate::generation::Generation;
+use crate::params::{self, SAMPLING_FIELDS, concat};
+use crate::sse::{self, Event};
+use crate::work::{Form, Prompt, PromptPart, Work};
+
+const COMPLETION_OWN: &[Field] = &[
+    Field::required(
+        "prompt",
+        Kind::Either(&[Kind::Text, Kind::List(&Kind::Either(&[Kind::Text, COUNT]))]),
+        "a string, token ids, or both mixed",
+    ),
+    Field::optional("n_predict", INTEGER, "default -1: until the end; 0: only read the prompt"),
+    Field::optional("max_tokens", INTEGER, "the same"),
+    Field::optional("stream", Kind::Bool, ""),
+    Field::optional("n_probs", Kind::Integer { min: 0, max: 20 }, "alternatives per token"),
+    Field::optional("json_schema", Kind::Map, ""),
+    Field::optional("grammar", Kind::Text, "Lark, or GBNF (told by `::=`)"),
+    Field::optional("return_tokens", Kind::Bool, "token ids are given in any case when n_probs is above 0"),
+    Field::ignored("timings_per_token", "timings come at the end"),
+    Field::ignored("n_keep", "a prompt that does not fit is a 400"),
+    Field::ignored("samplers", "the order of filters is fixed and documented"),
+    Field::refused("image_data", "images are not supported by the loaded model"),
+];
+const COMPLETION_TABLE: [Field; COMPLETION_OWN.len() + SAMPLING_FIELDS.len()] =
+    concat(COMPLETION_OWN, SAMPLING_FIELDS);
+/// The fields of `/completion`.
+pub const COMPLETION_FIELDS: &[Field] = &COMPLETION_TABLE;
+
+/// The fields of `/tokenize`.
+pub const TOKENIZE_FIELDS: &[Field] = &[
+    Field::required("content", Kind::Text, ""),
+    Field::optional("add_special", Kind::Bool, "default false: without the token that begins a text"),
+    Field::optional("parse_special", Kind::Bool, "default true: markers become control tokens"),
+    Field::optional("with_pieces", Kind::Bool, "the text of each token too"),
+];
+
+/// The fields of `/detokenize`.
+pub const DETOKENIZE_FIELDS: &[Field] = &[Field::required("tokens", Kind::List(&COUNT), "")];
+
+/// The fields of `/apply-template`.
+pub const TEMPLATE_FIELDS: &[Field] = &[
+    Field::required("messages", Kind::List(&Kind::Any), "as for /v1/chat/completions"),
+    Field::optional("tools", Kind::List(&Kind::Any), ""),
+    Field::optional("tool_choice", Kind::Either(&[Kind::Text, Kind::Map]), ""),
+    Field::optional("chat_template_kwargs", Kind::Map, ""),
+    Field::optional("reasoning_effort", super::chat::request::EFFORTS, ""),
+];
+
+/// `POST /tokenize`.
+pub async fn tokenize(State(app): State<SharedApp>, request: Request) -> Response {
+    Dialect::OpenAi.answer(run_tokenize(&app, request).await)
+}
+
+async fn run_tokenize(app: &SharedApp, request: Request) -> Result<Response, ApiError> {
+    let loaded = Arc::clone(app.loaded()?);
+    let body = read_body(request, &app.config.limits, TOKENIZE_FIELDS).await?;
+    let answer = tokio::task::spawn_blocking(move || {
+        let body = Body(&body);
+        let content = body.text("content").unwrap_or_default();
+        let specials =
+            if body.flag("parse_special").unwrap_or(true) { Specials::Parse } else { Specials::Plain };
+        let tokenizer = loaded.text.tokenizer();
+        let mut ids = tokenizer.encode(content, specials);
+        if body.flag("add_special").unwrap_or(false) {
+            tokenizer.ensure_bos(&mut ids);
+        }
+        if !body.flag("with_pieces").unwrap_or(false) {
+            return json!({"tokens": ids});
+        }
+        let pieces: Vec<Value> = ids
+            .iter()
+            .map(|id| {
+                let bytes = loaded.text.token_bytes(*id);
+                // A token that is not whole characters is given as bytes.
+                let piece = std::str::from_utf8(&bytes).map_or_else(|_| json!(bytes), |text| json!(text));
+                json!({"id": id, "piece": piece})
+            })
+            .collect();
+        json!({"tokens": pieces})
+    });
+    let answer = answer.await.map_err(|_| ApiError::internal("The tokenizer failed"))?;
+    Ok(Json(answer).into_response())
+}
+
+/// `POST /detokenize`.
+pub async fn detokenize(State(app): State<SharedApp>, request: Request) -> Response {
+    Dialect::OpenAi.answer(run_detokenize(&app, request).await)
+}
+
+async fn run_detokenize(app: &SharedApp, request: Request) -> Result<Response, ApiError> {
+    let loaded = Arc::clone(app.loaded()?);
+    let body = read_body(request, &app.config.limits, DETOKENIZE_FIELDS).await?;
+    let tokens = Body(&body).list("tokens").unwrap_or_default();
+    let ids: Vec<u32> = tokens.iter().filter_map(|id| whole(id)?.try_into().ok()).collect();
+    let vocabulary = loaded.text.vocabulary();
+    if let Some(index) = ids.iter().position(|id| *id as usize >= vocabulary) {
+        return Err(ApiError::field(
+            format!("tokens[{index}]"),
+            format!("Token id {} is outside the model's vocabulary of {vocabulary}", ids[index]),
+        ));
+    }
+    Ok(Json(json!({"content": loaded.text.tokenizer().decode(&ids, Markers::Show)})).into_response())
+}
+
+/// `POST /apply-template`.
+pub async fn apply_template(State(app): State<SharedApp>, request: Request) -> Response {
+    Dialect::OpenAi.answer(run_template(&app, request).await)
+}
+
+async fn run_template(app: &SharedApp, request: Request) -> Result<Response, ApiError> {
+    let loaded = Arc::clone(app.loaded()?);
+    let body = read_body(request, &app.config.limits, TEMPLATE_FIELDS).await?;
+    let prompt = Prompt::Chat(super::chat::request::read_conversation(Body(&body))?);
+    let text = tokio::task::spawn_blocking(move || loaded.text.prompt_text(&prompt));
+    let text = text.await.map_err(|_| ApiError::internal("The template failed"))??;
+    Ok(Json(json!({"prompt": text})).into_response())
+}
+
+/// `GET /props`.
+pub async fn props(State(app): State<SharedApp>) -> Response {
+    Dialect::OpenAi.answer(app.loaded().map(|loaded| {
+        let facts = &loaded.facts;
+        let slots = loaded.backend.snapshot().slots.len();
+        Json(json!({
+            "default_generation_settings": {
+                "n_ctx": facts.context_tokens,
+                "params": {"temperature": 1.0, "top_k": 64, "top_p": 0.95, "min_p": 0.0, "n_predict": -1},
+            },
+            "total_slots": slots,
+            "model_alias": facts.name,
+            "model_path": facts.path,
+            "chat_template": loaded.text.template_source(),
+            "modalities": {"vision": false, "audio": false},
+            "build_info": concat!("muser ", env!("CARGO_PKG_VERSION")),
+            "device": loaded.backend.device(),
+        }))
+        .into_response()
+    }))
+}
+
+/// `GET /slots`. Prompts are not shown: other users' text is nobody's business.
+pub async fn slots(State(app): State<SharedApp>) -> Response {
+    Dialect::OpenAi.answer(app.loaded().map(|loaded| {
+        let slots: Vec<Value> = loaded
+            .backend
+            .snapshot()
+            .slots
+            .iter()
+            .map(|slot| {
+                json!({
+                    "id": slot.id,
+                    "n_ctx": loaded.facts.context_tokens,
+                    "is_processing": slot.busy,
+                    "n_prompt_tokens": slot.prompt_tokens,
+                    "n_prompt_tokens_processed": slot.processed_tokens,
+                    "n_prompt_tokens_cache": slot.cached_tokens,
+                    "next_token": [{"n_decoded": slot.generated_tokens, "has_next_token": slot.busy}],
+                })
+            })
+            .collect();
+        Json(slots).into_response()
+    }))
+}
+
+/// `GET /lora-adapters`: there are none.
+pub async fn adapters() -> Response {
+    Json(json!([])).into_response()
+}
+
+/// `POST /infill`.
+pub async fn infill() -> Response {
+    let fault = ApiError::not_implemented("The model was not trained to fill gaps; use /v1/chat/completions");
+    fault.into_response_as(Dialect::OpenAi)
+}
+
+/// `POST /completion`.
+pub async fn completion(State(app): State<SharedApp>, request: Request) -> Response {
+    let arrived = Instant::now();
+    Dialect::OpenAi.answer(run_completion(&app, request, arrived).await)
+}
+
+async fn run_completion(app: &SharedApp, request: Request, arrived: Instant) -> Result<Response, ApiError> {
+    let loaded = Arc::clone(app.loaded()?);
+    let body = read_body(request, &app.config.limits, COMPLETION_FIELDS).await?;
+    let body = Body(&body);
+    let generation = Generation::start(app, &loaded, work(body)?, arrived).await?;
+    let head = Head { model: loaded.facts.name.clone(), seed: generation.seed() };
+    if body.flag("stream").unwrap_or(false) {
+        return Ok(sse::respond(events(generation, head), app.config.keep_alive));
+    }
+    let answer = generation.answers().await?.into_iter().next().unwrap_or_default();
+    Ok(Json(head.whole(&answer)).into_response())
+}
+
+fn work(body: Body<'_>) -> Result<Work, ApiError> {
+    let mut work = Work::new(prompt(body)?);
+    work.sampling = params::sampling(body)?;
+    work.seed = params::seed(body);
+    work.stops = params::stops(body, "stop")?;
+    // Negative: no limit.
+    work.max_tokens = body.count("n_predict").or_else(|| body.count("max_tokens"));
+    work.logprobs = body.count("n_probs").filter(|top| *top > 0).map(|top| top as u8);
+    work.use_cache = body.flag("cache_prompt").unwrap_or(true);
+    work.form = match (body.get("json_schema"), body.text("grammar").filter(|grammar| !grammar.is_empty())) {
+        (Some(schema), None) => Form::JsonSchema(schema.clone()),
+        (None, Some(grammar)) => Form::Grammar(grammar.to_owned()),
+        (None, None) => Form::Free,
+        (Some(_), Some(_)) => {
+            return Err(ApiError::field("grammar", "'grammar' and 'json_schema' exclude each other"));
+        }
+    };
+    Ok(work)
+}
+
+fn prompt(body: Body<'_>) -> Result<Prompt, ApiError> {
+    match body.get("prompt") {
+        Some(Value::Array(items)) => items
+            .iter()
+            .enumerate()
+            .map(|(index, item)| match item {
+                Value::String(text) => Ok(PromptPart::Text(text.clone())),
+                item => whole(item).and_then(|id| u32::try_from(id).ok()).map(PromptPart::Token).ok_or_else(
+                    || ApiError::field(format!("prompt[{index}]"), "A part must be text or a token id"),
+                ),
+            })
+            .collect::<Result<_, _>>()
+            .map(Prompt::Mixed),
+        Some(Value::String(text)) => Ok(Prompt::Text(text.clone())),
+        _ => Err(ApiError::field("prompt", "'prompt' must be a string or a list")),
+    }
+}
+
+struct Head {
+    model: String,
+    seed: u64,
+}
+
+impl Head {
+    fn whole(&self, answer: &Answer) -> Value {
+        let mut object = self.last(&answer.outcome);
+        object["content"] = answer.content.as_str().into();
+        add_tokens(&mut object, &answer.logprobs);
+        object
+    }
+
+    fn last(&self, outcome: &Outcome) -> Value {
+        let (kind, word) = match &outcome.finish {
+            Finish::StopString(stop) => ("word", stop.as_str()),
+            Finish::Length | Finish::Cancelled => ("limit", ""),
+            Finish::Stop | Finish::ToolCalls => ("eos", ""),
+        };
+        json!({
+            "index": 0,
+            "content": "",
+            "tokens": [],
+            "stop": true,
+            "model": self.model,
+            "tokens_predicted": outcome.usage.completion,
+            "tokens_evaluated": outcome.usage.prompt,
+            "tokens_cached": outcome.usage.cached,
+            "generation_settings": {"seed": self.seed},
+            "stop_type": kind,
+            "stopping_word": word,
+            "truncated": false,
+            "has_new_line": false,
+            "timings": outcome.timings(),
+        })
+    }
+}
+
+fn add_tokens(object: &mut Value, tokens: &[TokenLogprob]) {
+    if tokens.is_empty() {
+        return;
+    }
+    let entry = |id: u32, bytes: &[u8], logprob: f32| json!({"id": id, "token": String::from_utf8_lossy(bytes), "bytes": bytes, "logprob": finite(logprob)});
+    object["tokens"] = tokens.iter().map(|token| Value::from(token.id)).collect();
+    object["completion_probabilities"] = tokens
+        .iter()
+        .map(|token| {
+            let mut object = entry(token.id, &token.bytes, token.logprob);
+            object["top_logprobs"] =
+                token.top.iter().map(|(id, bytes, logprob)| entry(*id, bytes, *logprob)).collect();
+            object
+        })
+        .collect();
+}
+
+fn events(generation: Generation, head: Head) -> impl Stream<Item = Event> + Send {
+    generation.flat_map(move |update| {
+        let event = match update {
+            Update::Piece { piece: Piece::Content(text) | Piece::Reasoning(text), logprobs, .. } => {
+                let mut object = json!({"index": 0, "content": text, "tokens": [], "stop": false});
+                add_tokens(&mut object, &logprobs);
+                Some(object)
+            }
+            Update::Finished { outcome, .. } => Some(head.last(&outcome)),
+            Update::Failed(fault) => Some(fault.body(Dialect::OpenAi)),
+            Update::Piece { .. } | Update::Started { .. } | Update::End => None,
+        };
+        stream::iter(event.map(Event::Data))
+    })
+}

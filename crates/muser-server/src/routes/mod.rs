@@ -1,0 +1,319 @@
+//! The routes, one family a file, and the table that names them all.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, Request};
+use axum::http::HeaderValue;
+use axum::middleware::from_fn_with_state;
+use axum::response::Response;
+use axum::routing::{get, post};
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::cors::{AllowOrigin, Any, CorsLayer};
+
+use crate::app::SharedApp;
+use crate::auth;
+use crate::describe::Route;
+use crate::error::{ApiError, Dialect};
+
+pub mod chat;
+pub mod completions;
+pub mod embeddings;
+pub mod llama;
+pub mod messages;
+pub mod models;
+pub mod ollama;
+pub mod page;
+pub mod responses;
+pub mod status;
+
+const JSON: &[&str] = &["application/json"];
+const JSON_OR_EVENTS: &[&str] = &["application/json", "text/event-stream"];
+const JSON_OR_LINES: &[&str] = &["application/json", "application/x-ndjson"];
+
+/// All routes with a description.
+pub const ROUTES: &[Route] = &[
+    Route {
+        method: "POST",
+        path: "/v1/chat/completions",
+        family: "OpenAI",
+        summary: "A turn of a conversation, whole or as a stream.",
+        fields: chat::request::FIELDS,
+        answers: JSON_OR_EVENTS,
+    },
+    Route {
+        method: "POST",
+        path: "/v1/completions",
+        family: "OpenAI",
+        summary: "Text after text, without template.",
+        fields: completions::FIELDS,
+        answers: JSON_OR_EVENTS,
+    },
+    Route {
+        method: "POST",
+        path: "/v1/responses",
+        family: "OpenAI",
+        summary: "A turn as a list of items; nothing is stored.",
+        fields: responses::request::FIELDS,
+        answers: JSON_OR_EVENTS,
+    },
+    Route {
+        method: "POST",
+        path: "/v1/embeddings",
+        family: "OpenAI",
+        summary: "The mean of the final hidden states, scaled to unit length.",
+        fields: embeddings::FIELDS,
+        answers: JSON,
+    },
+    Route {
+        method: "POST",
+        path: "/v1/messages",
+        family: "Anthropic",
+        summary: "A turn of a conversation, whole or as a stream.",
+        fields: messages::request::FIELDS,
+        answers: JSON_OR_EVENTS,
+    },
+    Route {
+        method: "POST",
+        path: "/v1/messages/count_tokens",
+        family: "Anthropic",
+        summary: "The number of tokens of a prompt.",
+        fields: messages::request::COUNT_FIELDS,
+        answers: JSON,
+    },
+    Route {
+        method: "GET",
+        path: "/v1/models",
+        family: "OpenAI",
+        summary: "The loaded model, with its context length; never waits for the engine.",
+        fields: &[],
+        answers: JSON,
+    },
+    Route {
+        method: "GET",
+        path: "/v1/models/{model}",
+        family: "OpenAI",
+        summary: "The same for one name.",
+        fields: &[],
+        answers: JSON,
+    },
+    Route {
+        method: "POST",
+        path: "/completion",
+        family: "llama-server",
+        summary: "Text after text.",
+        fields: llama::COMPLETION_FIELDS,
+        answers: JSON_OR_EVENTS,
+    },
+    Route {
+        method: "POST",
+        path: "/tokenize",
+        family: "llama-server",
+        summary: "Text to token ids.",
+        fields: llama::TOKENIZE_FIELDS,
+        answers: JSON,
+    },
+    Route {
+        method: "POST",
+        path: "/detokenize",
+        family: "llama-server",
+        summary: "Token ids to text.",
+        fields: llama::DETOKENIZE_FIELDS,
+        answers: JSON,
+    },
+    Route {
+        method: "POST",
+        path: "/apply-template",
+        family: "llama-server",
+        summary: "The prompt of a conversation as text.",
+        fields: llama::TEMPLATE_FIELDS,
+        answers: JSON,
+    },
+    Route {
+        method: "GET",
+        path: "/props",
+        family: "llama-server",
+        summary: "Facts about model and server.",
+        fields: &[],
+        answers: JSON,
+    },
+    Route {
+        method: "GET",
+        path: "/slots",
+        family: "llama-server",
+        summary: "What each slot is doing; no prompts.",
+        fields: &[],
+        answers: JSON,
+    },
+    Route {
+        method: "GET",
+        path: "/lora-adapters",
+        family: "llama-server",
+        summary: "An empty list.",
+        fields: &[],
+        answers: JSON,
+    },
+    Route {
+        method: "POST",
+        path: "/infill",
+        family: "llama-server",
+        summary: "501: the model was not trained to fill gaps.",
+        fields: &[],
+        answers: JSON,
+    },
+    Route {
+        method: "POST",
+        path: "/api/chat",
+        family: "Ollama",
+        summary: "A turn of a conversation, as lines unless stream is false.",
+        fields: ollama::request::CHAT_FIELDS,
+        answers: JSON_OR_LINES,
+    },
+    Route {
+        method: "POST",
+        path: "/api/generate",
+        family: "Ollama",
+        summary: "One answer to one prompt.",
+        fields: ollama::request::GENERATE_FIELDS,
+        answers: JSON_OR_LINES,
+    },
+    Route {
+        method: "POST",
+        path: "/api/show",
+        family: "Ollama",
+        summary: "Facts about the model.",
+        fields: ollama::request::SHOW_FIELDS,
+        answers: JSON,
+    },
+    Route {
+        method: "GET",
+        path: "/api/tags",
+        family: "Ollama",
+        summary: "The loaded model.",
+        fields: &[],
+        answers: JSON,
+    },
+    Route {
+        method: "GET",
+        path: "/api/ps",
+        family: "Ollama",
+        summary: "The loaded model.",
+        fields: &[],
+        answers: JSON,
+    },
+    Route {
+        method: "GET",
+        path: "/api/version",
+        family: "Ollama",
+        summary: "The version.",
+        fields: &[],
+        answers: JSON,
+    },
+    Route {
+        method: "GET",
+        path: "/health",
+        family: "operation",
+        summary: "200 when ready, 503 while loading or stopping; needs no key.",
+        fields: &[],
+        answers: JSON,
+    },
+    Route {
+        method: "GET",
+        path: "/metrics",
+        family: "operation",
+        summary: "Prometheus metrics under the names known from vLLM.",
+        fields: &[],
+        answers: &["application/openmetrics-text"],
+    },
+    Route {
+        method: "GET",
+        path: "/status",
+        family: "operation",
+        summary: "Slots, queue and memory now; what the page at `/` shows.",
+        fields: &[],
+        answers: JSON,
+    },
+    Route {
+        method: "GET",
+        path: "/openapi.json",
+        family: "operation",
+        summary: "This description, for programs.",
+        fields: &[],
+        answers: JSON,
+    },
+];
+
+/// The service behind every connection.
+pub fn router(app: &SharedApp) -> Router {
+    let router = Router::new()
+        .route("/", get(page::html))
+        .route("/page.css", get(page::css))
+        .route("/page.js", get(page::js))
+        .route("/favicon.svg", get(page::icon))
+        .route("/health", get(status::health))
+        .route("/metrics", get(status::metrics))
+        .route("/status", get(status::status))
+        .route("/openapi.json", get(status::openapi))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*model}", get(models::one))
+        .route("/v1/chat/completions", post(chat::completions))
+        .route("/v1/completions", post(completions::completions))
+        .route("/v1/responses", post(responses::responses))
+        .route("/v1/embeddings", post(embeddings::embeddings))
+        .route("/v1/messages", post(messages::messages))
+        .route("/v1/messages/count_tokens", post(messages::count_tokens))
+        .route("/completion", post(llama::completion))
+        .route("/tokenize", post(llama::tokenize))
+        .route("/detokenize", post(llama::detokenize))
+        .route("/apply-template", post(llama::apply_template))
+        .route("/props", get(llama::props))
+        .route("/slots", get(llama::slots))
+        .route("/lora-adapters", get(llama::adapters))
+        .route("/infill", post(llama::infill))
+        .route("/api/chat", post(ollama::chat))
+        .route("/api/generate", post(ollama::generate))
+        .route("/api/show", post(ollama::show))
+        .route("/api/tags", get(ollama::tags))
+        .route("/api/ps", get(ollama::running))
+        .route("/api/version", get(ollama::version))
+        .fallback(no_route)
+        .method_not_allowed_fallback(wrong_method)
+        // Bodies are limited where they are read, with an error in the route's shape.
+        .layer(DefaultBodyLimit::disable())
+        .layer(from_fn_with_state(Arc::clone(app), auth::guard))
+        .layer(CatchPanicLayer::custom(panicked));
+    let router = match cors(&app.config.cors_origins) {
+        Some(layer) => router.layer(layer),
+        None => router,
+    };
+    router.with_state(Arc::clone(app))
+}
+
+/// No answer says that other origins may read it, unless the operator listed them.
+fn cors(origins: &[String]) -> Option<CorsLayer> {
+    if origins.is_empty() {
+        return None;
+    }
+    let allowed = if origins.iter().any(|origin| origin == "*") {
+        AllowOrigin::any()
+    } else {
+        AllowOrigin::list(origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok()))
+    };
+    Some(CorsLayer::new().allow_origin(allowed).allow_methods(Any).allow_headers(Any))
+}
+
+async fn no_route(request: Request) -> Response {
+    let path = request.uri().path();
+    ApiError::no_route(path).into_response_as(Dialect::of_path(path))
+}
+
+async fn wrong_method(request: Request) -> Response {
+    let path = request.uri().path();
+    ApiError::method_not_allowed(request.method().as_str(), path).into_response_as(Dialect::of_path(path))
+}
+
+/// The last resort: a bug of ours ends one request and is logged by the panic hook.
+fn panicked(_: Box<dyn std::any::Any + Send + 'static>) -> Response {
+    ApiError::internal("The server failed on this request; its log has the reason")
+        .into_response_as(Dialect::OpenAi)
+}

@@ -1,0 +1,172 @@
+//! Lines of Ollama's streams, and the same as one object.
+
+use std::time::Instant;
+
+use serde_json::{Value, json};
+
+use super::is_empty;
+use crate::answer::{Answer, Finish, Outcome, Piece};
+use crate::app::unix_seconds;
+
+/// Which route's shape.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shape {
+    /// A `message` object.
+    Chat,
+    /// A `response` text.
+    Generate,
+}
+
+/// The state of a stream.
+#[derive(Debug)]
+pub struct Lines {
+    shape: Shape,
+    model: String,
+    arrived: Instant,
+    call: Option<(String, String)>,
+}
+
+impl Lines {
+    /// A stream that has said nothing.
+    pub fn new(shape: Shape, model: String, arrived: Instant) -> Self {
+        Self { shape, model, arrived, call: None }
+    }
+
+    fn line(&self, content: &str, thinking: &str, calls: &[Value]) -> Value {
+        let mut line = json!({"model": self.model, "created_at": rfc3339(unix_seconds())});
+        match self.shape {
+            Shape::Chat => {
+                let mut message = json!({"role": "assistant", "content": content});
+                if !thinking.is_empty() {
+                    message["thinking"] = thinking.into();
+                }
+                if !calls.is_empty() {
+                    message["tool_calls"] = calls.into();
+                }
+                line["message"] = message;
+            }
+            Shape::Generate => {
+                line["response"] = content.into();
+                if !thinking.is_empty() {
+                    line["thinking"] = thinking.into();
+                }
+            }
+        }
+        line["done"] = false.into();
+        line
+    }
+
+    /// The lines for a piece.
+    pub fn piece(&mut self, piece: Piece, out: &mut Vec<Value>) {
+        if is_empty(&piece) {
+            return;
+        }
+        match piece {
+            Piece::ToolArguments { fragment, .. } => {
+                if let Some((_, arguments)) = &mut self.call {
+                    arguments.push_str(&fragment);
+                }
+            }
+            Piece::ToolCall { name, .. } => {
+                self.flush_call(out);
+                self.call = Some((name, String::new()));
+            }
+            Piece::Content(text) => {
+                self.flush_call(out);
+                out.push(self.line(&text, "", &[]));
+            }
+            Piece::Reasoning(text) => {
+                self.flush_call(out);
+                out.push(self.line("", &text, &[]));
+            }
+        }
+    }
+
+    /// The last lines.
+    pub fn finish(&mut self, outcome: &Outcome, out: &mut Vec<Value>) {
+        self.flush_call(out);
+        let mut last = self.line("", "", &[]);
+        self.end(&mut last, outcome);
+        out.push(last);
+    }
+
+    /// The whole answer as one object.
+    pub fn whole(&mut self, answer: Answer) -> Value {
+        let calls: Vec<Value> =
+            answer.tool_calls.iter().map(|made| call(&made.name, &made.arguments)).collect();
+        let mut line = self.line(&answer.content, &answer.reasoning, &calls);
+        self.end(&mut line, &answer.outcome);
+        line
+    }
+
+    fn flush_call(&mut self, out: &mut Vec<Value>) {
+        if let Some((name, arguments)) = self.call.take() {
+            out.push(self.line("", "", &[call(&name, &arguments)]));
+        }
+    }
+
+    fn end(&self, line: &mut Value, outcome: &Outcome) {
+        let nanoseconds = |seconds: f64| Value::from((seconds * 1e9) as u64);
+        line["done"] = true.into();
+        line["done_reason"] = match outcome.finish {
+            Finish::Length | Finish::Cancelled => "length".into(),
+            _ => "stop".into(),
+        };
+        line["total_duration"] = nanoseconds(self.arrived.elapsed().as_secs_f64());
+        line["load_duration"] = 0.into();
+        line["prompt_eval_count"] = outcome.usage.prompt.into();
+        line["prompt_eval_duration"] = nanoseconds(outcome.seconds.prefill);
+        line["eval_count"] = outcome.usage.completion.into();
+        line["eval_duration"] = nanoseconds(outcome.seconds.decode);
+    }
+}
+
+fn call(name: &str, arguments: &str) -> Value {
+    let arguments: Value = serde_json::from_str(arguments).unwrap_or_else(|_| json!({}));
+    json!({"function": {"name": name, "arguments": arguments}})
+}
+
+/// A time in UTC, such as `2026-08-12T09:30:00Z`.
+pub fn rfc3339(unix_seconds: u64) -> String {
+    let (days, second) = (unix_seconds / 86_400, unix_seconds % 86_400);
+    // Days since 0000-03-01, so that leap days end a year; eras of 400 years repeat.
+    let days = days + 719_468;
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", second / 3600, second / 60 % 60, second % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates() {
+        assert_eq!(rfc3339(0), "1970-01-01T00:00:00Z");
+        assert_eq!(rfc3339(951_782_400), "2000-02-29T00:00:00Z");
+        assert_eq!(rfc3339(1_786_527_000), "2026-08-12T09:30:00Z");
+        assert_eq!(rfc3339(4_107_542_399), "2100-02-28T23:59:59Z");
+    }
+
+    #[test]
+    fn calls_are_given_out_whole() {
+        let mut lines = Lines::new(Shape::Chat, "m".into(), Instant::now());
+        let mut out = Vec::new();
+        lines.piece(Piece::ToolCall { index: 0, id: "call_1".into(), name: "f".into() }, &mut out);
+        lines.piece(Piece::ToolArguments { index: 0, fragment: "{\"a\"".into() }, &mut out);
+        lines.piece(Piece::ToolArguments { index: 0, fragment: ":1}".into() }, &mut out);
+        assert!(out.is_empty());
+        lines.finish(&Answer::default().outcome, &mut out);
+        assert_eq!(
+            out[0]["message"]["tool_calls"],
+            json!([{"function": {"name": "f", "arguments": {"a": 1}}}])
+        );
+        assert_eq!(out[0]["done"], false);
+        assert_eq!(out[1]["done"], true);
+    }
+}

@@ -1,0 +1,153 @@
+//! Ollama's routes: `/api/chat`, `/api/generate`, `/api/tags`, `/api/show`, `/api/ps`, `/api/version`.
+//!
+//! Streams are lines of JSON, and streaming is the default. Calls are given out whole, so their arguments are
+//! collected until the next piece.
+
+pub mod answer;
+pub mod request;
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::Json;
+use axum::body::{Body as HttpBody, Bytes};
+use axum::extract::{Request, State};
+use axum::http::{HeaderValue, header};
+use axum::response::{IntoResponse as _, Response};
+use futures_util::{StreamExt as _, stream};
+use serde_json::{Value, json};
+
+use self::answer::{Lines, Shape};
+use super::models::check_name;
+use crate::answer::{Piece, Update};
+use crate::app::{Loaded, SharedApp};
+use crate::error::{ApiError, Dialect};
+use crate::exchange::read_body;
+use crate::fields::{Body, Field};
+use crate::generation::Generation;
+use crate::work::Work;
+
+/// `POST /api/chat`.
+pub async fn chat(State(app): State<SharedApp>, request: Request) -> Response {
+    let arrived = Instant::now();
+    Dialect::Ollama
+        .answer(run(&app, request, request::CHAT_FIELDS, request::chat, Shape::Chat, arrived).await)
+}
+
+/// `POST /api/generate`.
+pub async fn generate(State(app): State<SharedApp>, request: Request) -> Response {
+    let arrived = Instant::now();
+    Dialect::Ollama.answer(
+        run(&app, request, request::GENERATE_FIELDS, request::generate, Shape::Generate, arrived).await,
+    )
+}
+
+async fn run(
+    app: &SharedApp,
+    request: Request,
+    fields: &[Field],
+    parse: fn(Body<'_>) -> Result<Work, ApiError>,
+    shape: Shape,
+    arrived: Instant,
+) -> Result<Response, ApiError> {
+    let loaded = Arc::clone(app.loaded()?);
+    let body = read_body(request, &app.config.limits, fields).await?;
+    let body = Body(&body);
+    check_name(app, &loaded, body.text("model"))?;
+    let generation = Generation::start(app, &loaded, parse(body)?, arrived).await?;
+    let mut lines = Lines::new(shape, loaded.facts.name.clone(), arrived);
+    if !body.flag("stream").unwrap_or(true) {
+        let answers = generation.answers().await?;
+        return Ok(Json(lines.whole(answers.into_iter().next().unwrap_or_default())).into_response());
+    }
+    let events = generation.flat_map(move |update| {
+        let mut out = Vec::with_capacity(2);
+        match update {
+            Update::Piece { piece, .. } => lines.piece(piece, &mut out),
+            Update::Finished { outcome, .. } => lines.finish(&outcome, &mut out),
+            Update::Failed(fault) => out.push(fault.body(Dialect::Ollama)),
+            Update::Started { .. } | Update::End => {}
+        }
+        stream::iter(out.into_iter().map(|line| Ok::<_, Infallible>(Bytes::from(format!("{line}\n")))))
+    });
+    let mut response = Response::new(HttpBody::from_stream(events));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"));
+    Ok(response)
+}
+
+/// `GET /api/tags`.
+pub async fn tags(State(app): State<SharedApp>) -> Response {
+    Dialect::Ollama
+        .answer(app.loaded().map(|loaded| Json(json!({"models": [entry(loaded)]})).into_response()))
+}
+
+/// `GET /api/ps`.
+pub async fn running(State(app): State<SharedApp>) -> Response {
+    Dialect::Ollama.answer(app.loaded().map(|loaded| {
+        let mut model = entry(loaded);
+        model["context_length"] = loaded.facts.context_tokens.into();
+        model["size_vram"] = 0.into();
+        Json(json!({"models": [model]})).into_response()
+    }))
+}
+
+/// `GET /api/version`.
+pub async fn version() -> Response {
+    Json(json!({"version": env!("CARGO_PKG_VERSION")})).into_response()
+}
+
+/// `POST /api/show`.
+pub async fn show(State(app): State<SharedApp>, request: Request) -> Response {
+    Dialect::Ollama.answer(describe(&app, request).await)
+}
+
+async fn describe(app: &SharedApp, request: Request) -> Result<Response, ApiError> {
+    let loaded = Arc::clone(app.loaded()?);
+    let body = read_body(request, &app.config.limits, request::SHOW_FIELDS).await?;
+    let body = Body(&body);
+    check_name(app, &loaded, body.text("model").or(body.text("name")))?;
+    let facts = &loaded.facts;
+    Ok(Json(json!({
+        "modelfile": "",
+        "parameters": "",
+        "template": loaded.text.template_source(),
+        "details": details(&loaded),
+        "model_info": {
+            "general.architecture": "muse-glimmer",
+            "general.parameter_count": facts.parameters,
+            "muse-glimmer.context_length": facts.context_tokens,
+            "muse-glimmer.embedding_length": facts.hidden,
+        },
+        "capabilities": ["completion", "tools", "thinking"],
+        "modified_at": answer::rfc3339(loaded.created),
+    }))
+    .into_response())
+}
+
+fn entry(loaded: &Loaded) -> Value {
+    json!({
+        "name": loaded.facts.name,
+        "model": loaded.facts.name,
+        "modified_at": answer::rfc3339(loaded.created),
+        "size": loaded.facts.file_bytes,
+        "digest": "",
+        "details": details(loaded),
+    })
+}
+
+fn details(loaded: &Loaded) -> Value {
+    json!({
+        "parent_model": "",
+        "format": "gguf",
+        "family": "muse-glimmer",
+        "families": ["muse-glimmer"],
+        "parameter_size": format!("{:.1}M", loaded.facts.parameters as f64 / 1e6),
+        "quantization_level": loaded.facts.quantization,
+    })
+}
+
+/// Whether a piece shows something; the empty ones are not worth a line.
+fn is_empty(piece: &Piece) -> bool {
+    matches!(piece, Piece::Reasoning(text) | Piece::Content(text) if text.is_empty())
+}

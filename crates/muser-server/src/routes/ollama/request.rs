@@ -1,0 +1,141 @@
+//! The bodies of Ollama's routes.
+
+use serde_json::{Map, Value, json};
+
+use crate::conversation::{conversation, strength};
+use crate::error::ApiError;
+use crate::fields::{Body, Field, INTEGER, Kind};
+use crate::params::{self, NUMBER, SHARE, TEXTS};
+use crate::work::{Form, Prompt, ToolChoice, Work};
+
+const OPTIONS: &[Field] = &[
+    Field::optional("num_predict", INTEGER, "most tokens to generate; negative: no limit"),
+    Field::optional("temperature", Kind::Number { min: 0.0, max: f32::MAX as f64 }, "default 1"),
+    Field::optional("top_p", SHARE, "default 0.95"),
+    Field::optional("top_k", Kind::Integer { min: -1, max: u32::MAX as i64 }, "default 64"),
+    Field::optional("min_p", SHARE, "default 0"),
+    Field::optional("seed", INTEGER, ""),
+    Field::optional("stop", TEXTS, ""),
+    Field::optional("presence_penalty", NUMBER, ""),
+    Field::optional("frequency_penalty", NUMBER, ""),
+    Field::optional("repeat_penalty", NUMBER, "default 1 (off)"),
+    Field::ignored("num_ctx", "the context is set when the server starts"),
+    Field::ignored("num_keep", ""),
+    Field::ignored("num_gpu", ""),
+    Field::ignored("num_thread", ""),
+    Field::ignored("num_batch", ""),
+];
+
+const THINK: Kind = Kind::Either(&[Kind::Bool, Kind::Text]);
+const FORMAT: Kind = Kind::Either(&[Kind::Text, Kind::Map]);
+
+/// The fields of `/api/chat`.
+pub const CHAT_FIELDS: &[Field] = &[
+    Field::optional(
+        "model",
+        Kind::Text,
+        "any name means the loaded model, unless the server is told to be strict",
+    ),
+    Field::optional("messages", Kind::List(&Kind::Map), "empty: only says that the model is loaded"),
+    Field::optional("tools", Kind::List(&Kind::Map), ""),
+    Field::optional("format", FORMAT, "json, or a JSON schema"),
+    Field::optional("options", Kind::Object(OPTIONS), ""),
+    Field::optional("stream", Kind::Bool, "default true"),
+    Field::optional("think", THINK, "false answers at once; low, medium or high is the strength"),
+    Field::ignored("keep_alive", "the model stays loaded"),
+];
+
+/// The fields of `/api/generate`.
+pub const GENERATE_FIELDS: &[Field] = &[
+    Field::optional(
+        "model",
+        Kind::Text,
+        "any name means the loaded model, unless the server is told to be strict",
+    ),
+    Field::optional("prompt", Kind::Text, ""),
+    Field::optional("system", Kind::Text, ""),
+    Field::optional("raw", Kind::Bool, "the prompt as it is, without template"),
+    Field::optional("format", FORMAT, "json, or a JSON schema"),
+    Field::optional("options", Kind::Object(OPTIONS), ""),
+    Field::optional("stream", Kind::Bool, "default true"),
+    Field::optional("think", THINK, ""),
+    Field::ignored("keep_alive", "the model stays loaded"),
+    Field::ignored("context", "send the conversation to /api/chat"),
+    Field::refused("suffix", "the model was not trained to fill gaps"),
+    Field::refused("template", "the model's own template is used"),
+    Field::refused("images", "images are not supported by the loaded model"),
+];
+
+/// The fields of `/api/show`.
+pub const SHOW_FIELDS: &[Field] = &[
+    Field::optional("model", Kind::Text, ""),
+    Field::optional("name", Kind::Text, "the older spelling"),
+    Field::ignored("verbose", ""),
+];
+
+/// A generation from the body of `/api/chat`.
+pub fn chat(body: Body<'_>) -> Result<Work, ApiError> {
+    let list = body.list("messages").unwrap_or_default();
+    let mut messages = Vec::with_capacity(list.len());
+    for (index, message) in list.iter().enumerate() {
+        let mut message: Map<String, Value> = message.as_object().cloned().unwrap_or_default();
+        if message.shift_remove("images").is_some_and(|images| images != json!([]) && !images.is_null()) {
+            return Err(ApiError::unsupported(
+                format!("messages[{index}].images"),
+                "Images are not supported by the loaded model",
+            ));
+        }
+        for (from, to) in [("thinking", "reasoning_content"), ("tool_name", "name")] {
+            if let Some(value) = message.shift_remove(from) {
+                message.insert(to.into(), value);
+            }
+        }
+        messages.push(Value::Object(message));
+    }
+    work(body, &messages, body.list("tools").unwrap_or_default())
+}
+
+/// A generation from the body of `/api/generate`.
+pub fn generate(body: Body<'_>) -> Result<Work, ApiError> {
+    let prompt = body.text("prompt").unwrap_or_default();
+    if body.flag("raw").unwrap_or(false) {
+        let mut work = Work::new(Prompt::Text(prompt.to_owned()));
+        options(body, &mut work)?;
+        return Ok(work);
+    }
+    let mut messages = Vec::new();
+    if let Some(system) = body.text("system").filter(|system| !system.is_empty()) {
+        messages.push(json!({"role": "system", "content": system}));
+    }
+    messages.push(json!({"role": "user", "content": prompt}));
+    work(body, &messages, &[])
+}
+
+fn work(body: Body<'_>, messages: &[Value], tools: &[Value]) -> Result<Work, ApiError> {
+    let mut conversation = conversation(messages, tools, ToolChoice::Auto)?;
+    conversation.strength = match body.get("think") {
+        Some(Value::Bool(false)) => Some("none".into()),
+        Some(Value::String(word)) => Some(strength(word, "think")?),
+        _ => None,
+    };
+    let mut work = Work::new(Prompt::Chat(conversation));
+    options(body, &mut work)?;
+    Ok(work)
+}
+
+fn options(body: Body<'_>, work: &mut Work) -> Result<(), ApiError> {
+    if let Some(options) = body.object("options") {
+        work.sampling = params::sampling(options).map_err(|fault| fault.under("options"))?;
+        work.seed = params::seed(options);
+        work.stops = params::stops(options, "stop").map_err(|fault| fault.under("options"))?;
+        work.max_tokens = options.count("num_predict");
+    }
+    work.form = match body.get("format") {
+        None => Form::Free,
+        Some(Value::String(word)) if word.is_empty() => Form::Free,
+        Some(Value::String(word)) if word == "json" => Form::JsonObject,
+        Some(schema @ Value::Object(_)) => Form::JsonSchema(schema.clone()),
+        Some(_) => return Err(ApiError::field("format", "'format' must be json or a JSON schema")),
+    };
+    Ok(())
+}

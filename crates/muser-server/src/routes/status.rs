@@ -1,0 +1,66 @@
+//! Health, metrics and the description.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::header;
+use axum::response::{IntoResponse as _, Response};
+use serde_json::{Value, json};
+
+use crate::app::SharedApp;
+use crate::describe;
+use crate::error::Dialect;
+use crate::metrics::CONTENT_TYPE;
+
+/// `GET /health`: 200 only when a request would be taken.
+pub async fn health(State(app): State<SharedApp>) -> Response {
+    Dialect::OpenAi.answer(app.loaded().map(|_| Json(json!({"status": "ok"})).into_response()))
+}
+
+/// `GET /metrics`; also answered while stopping, when operators look hardest.
+pub async fn metrics(State(app): State<SharedApp>) -> Response {
+    let Some(loaded) = app.loaded_if_any() else {
+        return Dialect::OpenAi.answer(app.loaded().map(|_| ().into_response()));
+    };
+    let text = loaded.metrics.encode(&loaded.backend.snapshot());
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response()
+}
+
+/// `GET /status`: what the page shows.
+pub async fn status(State(app): State<SharedApp>) -> Response {
+    let outcome = app.loaded().map(|loaded| {
+        let now = loaded.backend.snapshot();
+        let slots: Vec<Value> = now
+            .slots
+            .iter()
+            .map(|slot| {
+                json!({
+                    "id": slot.id,
+                    "busy": slot.busy,
+                    "prompt_tokens": slot.prompt_tokens,
+                    "processed_tokens": slot.processed_tokens,
+                    "cached_tokens": slot.cached_tokens,
+                    "generated_tokens": slot.generated_tokens,
+                })
+            })
+            .collect();
+        Json(json!({
+            "model": {"name": loaded.facts.name, "context_tokens": loaded.facts.context_tokens},
+            "device": loaded.backend.device(),
+            "running": now.running,
+            "waiting": now.waiting,
+            "slots": slots,
+            "kv": {
+                "used_bytes": now.kv_bytes_used,
+                "kept_bytes": now.kv_bytes_kept,
+                "total_bytes": now.kv_bytes_total,
+            },
+        }))
+        .into_response()
+    });
+    Dialect::OpenAi.answer(outcome)
+}
+
+/// `GET /openapi.json`.
+pub async fn openapi() -> Response {
+    Json(describe::openapi(super::ROUTES)).into_response()
+}

@@ -1,0 +1,162 @@
+//! The text side of the loaded model: prompts to ids, ids to pieces.
+
+use std::sync::{Arc, OnceLock};
+
+use muser_gguf::GgufFile;
+use muser_text::grammar::GrammarEngine;
+use muser_text::{
+    ChatInput, ChatTemplate, Markers, OutputDecoder, OutputMode, OutputOptions, Specials, TextError,
+    Tokenizer,
+};
+use serde_json::Value;
+
+use crate::conversation::text_fault;
+use crate::error::{ApiError, ServerError};
+use crate::work::{Conversation, Prompt, PromptPart};
+
+/// Vocabulary, template and parsers of the loaded model.
+#[derive(Debug)]
+pub struct TextSide {
+    tokenizer: Arc<Tokenizer>,
+    template: Option<ChatTemplate>,
+    template_source: String,
+    grammars: OnceLock<Arc<GrammarEngine>>,
+}
+
+impl TextSide {
+    /// From the model's file.
+    pub fn from_gguf(file: &GgufFile) -> Result<Self, ServerError> {
+        let fault = |error: TextError| ServerError::Text(error.to_string());
+        let template_source = file.opt_str("tokenizer.chat_template").ok().flatten().unwrap_or_default();
+        Ok(Self {
+            tokenizer: Arc::new(Tokenizer::from_gguf(file).map_err(fault)?),
+            template: ChatTemplate::from_gguf(file).map_err(fault)?,
+            template_source: template_source.to_owned(),
+            grammars: OnceLock::new(),
+        })
+    }
+
+    /// The vocabulary.
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
+        &self.tokenizer
+    }
+
+    /// Tokens in the vocabulary.
+    pub fn vocabulary(&self) -> usize {
+        self.tokenizer.vocab_size()
+    }
+
+    /// The template as the file has it.
+    pub fn template_source(&self) -> &str {
+        &self.template_source
+    }
+
+    /// The ids of a prompt. Text from a request never becomes a control token.
+    pub fn prompt_ids(&self, prompt: &Prompt) -> Result<Vec<u32>, ApiError> {
+        match prompt {
+            Prompt::Chat(conversation) => {
+                let template = self.chat_template()?;
+                template
+                    .encode(&self.tokenizer, &chat_input(conversation))
+                    .map_err(|fault| text_fault(&fault))
+            }
+            Prompt::Text(text) => Ok(self.tokenizer.encode_prompt(text, Specials::Plain)),
+            Prompt::Tokens(ids) => {
+                let vocabulary = self.vocabulary();
+                match ids.iter().find(|id| **id as usize >= vocabulary) {
+                    Some(id) => Err(ApiError::field(
+                        "prompt",
+                        format!("Token id {id} is outside the model's vocabulary of {vocabulary}"),
+                    )),
+                    None => Ok(ids.clone()),
+                }
+            }
+            Prompt::Mixed(parts) => {
+                let mut ids = Vec::new();
+                for part in parts {
+                    match part {
+                        PromptPart::Text(text) => self.tokenizer.encode_into(text, Specials::Plain, &mut ids),
+                        PromptPart::Token(id) => ids.push(*id),
+                    }
+                }
+                self.tokenizer.ensure_bos(&mut ids);
+                self.prompt_ids(&Prompt::Tokens(ids))
+            }
+        }
+    }
+
+    /// A prompt as text, for people and for `echo`.
+    pub fn prompt_text(&self, prompt: &Prompt) -> Result<String, ApiError> {
+        match prompt {
+            Prompt::Chat(conversation) => {
+                let template = self.chat_template()?;
+                template
+                    .render(&self.tokenizer, &chat_input(conversation))
+                    .map_err(|fault| text_fault(&fault))
+            }
+            Prompt::Text(text) => Ok(text.clone()),
+            Prompt::Tokens(ids) => Ok(self.tokenizer.decode(ids, Markers::Show)),
+            Prompt::Mixed(parts) => Ok(parts
+                .iter()
+                .map(|part| match part {
+                    PromptPart::Text(text) => text.clone(),
+                    PromptPart::Token(id) => self.tokenizer.decode(&[*id], Markers::Show),
+                })
+                .collect()),
+        }
+    }
+
+    /// How the output after `prompt` is read.
+    pub fn output_options(&self, prompt: &Prompt, stops: &[String]) -> OutputOptions {
+        let (mode, tools): (_, &[Value]) = match prompt {
+            Prompt::Chat(conversation) if answers_directly(conversation) => (OutputMode::ChatAnswer, &[]),
+            Prompt::Chat(conversation) => (OutputMode::Chat, &conversation.tools),
+            _ => (OutputMode::Raw(Markers::Hide), &[]),
+        };
+        OutputOptions { mode, tools: tools.to_vec(), stop: stops.to_vec() }
+    }
+
+    /// A decoder for one choice.
+    pub fn decoder(&self, options: &OutputOptions) -> Result<OutputDecoder, ApiError> {
+        OutputDecoder::new(Arc::clone(&self.tokenizer), options).map_err(|fault| text_fault(&fault))
+    }
+
+    /// The maker of grammars; built at the first request that needs it.
+    pub fn grammars(&self) -> Result<Arc<GrammarEngine>, ApiError> {
+        if let Some(engine) = self.grammars.get() {
+            return Ok(Arc::clone(engine));
+        }
+        let engine = GrammarEngine::new(Arc::clone(&self.tokenizer)).map_err(|fault| text_fault(&fault))?;
+        Ok(Arc::clone(self.grammars.get_or_init(|| Arc::new(engine))))
+    }
+
+    /// A token's bytes; none for an id that has none.
+    pub fn token_bytes(&self, id: u32) -> Vec<u8> {
+        self.tokenizer.token_bytes(id).unwrap_or_default().to_vec()
+    }
+
+    fn chat_template(&self) -> Result<&ChatTemplate, ApiError> {
+        self.template.as_ref().ok_or_else(|| {
+            ApiError::bad("The loaded model has no chat template; use /v1/completions with a prompt")
+        })
+    }
+}
+
+/// With strength `none` the answer is opened in the prompt already. Not with tools: the model must be free to call one.
+fn answers_directly(conversation: &Conversation) -> bool {
+    conversation.strength.as_deref() == Some("none") && conversation.tools.is_empty()
+}
+
+fn chat_input(conversation: &Conversation) -> ChatInput {
+    let mut variables = conversation.variables.clone();
+    if let Some(strength) = &conversation.strength {
+        variables.insert("reasoning_strength".into(), strength.as_str().into());
+    }
+    ChatInput {
+        messages: conversation.messages.clone(),
+        tools: conversation.tools.clone(),
+        variables,
+        add_generation_prompt: true,
+        answer_directly: answers_directly(conversation),
+    }
+}

@@ -1,0 +1,118 @@
+//! A generation as every route asks for it, after its own shape has been taken off.
+
+use muser_engine::SamplingParams;
+use serde_json::{Map, Value};
+
+/// Which tools the model may or must call.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum ToolChoice {
+    /// As it likes.
+    #[default]
+    Auto,
+    /// None.
+    None,
+    /// At least one.
+    Required,
+    /// This one.
+    Named(String),
+}
+
+/// A conversation and what the model may do in its turn.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Conversation {
+    /// The messages, as `muser_text` normalises them.
+    pub messages: Vec<Value>,
+    /// The tools, likewise.
+    pub tools: Vec<Value>,
+    /// The choice among them.
+    pub tool_choice: ToolChoice,
+    /// Whether one turn may hold several calls.
+    pub parallel_calls: bool,
+    /// Reasoning strength in the model's words; `none`: answer at once; absent: the template's default.
+    pub strength: Option<String>,
+    /// More variables for the template.
+    pub variables: Map<String, Value>,
+}
+
+impl Conversation {
+    /// The tools' names.
+    pub fn tool_names(&self) -> impl Iterator<Item = &str> {
+        self.tools.iter().filter_map(|tool| tool["function"]["name"].as_str())
+    }
+}
+
+/// What the model reads.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Prompt {
+    /// A conversation, through the chat template; the answer is read by channel.
+    Chat(Conversation),
+    /// Text as it is; the answer is text as it is.
+    Text(String),
+    /// Token ids.
+    Tokens(Vec<u32>),
+    /// Text and token ids mixed, as llama-server takes them.
+    Mixed(Vec<PromptPart>),
+}
+
+/// A part of a mixed prompt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PromptPart {
+    /// Text.
+    Text(String),
+    /// A token id.
+    Token(u32),
+}
+
+/// The form that the answer must have. Reasoning is always free.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub enum Form {
+    /// Any text.
+    #[default]
+    Free,
+    /// A JSON object.
+    JsonObject,
+    /// JSON that this schema allows.
+    JsonSchema(Value),
+    /// Text that this grammar allows.
+    Grammar(String),
+}
+
+/// A generation.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Work {
+    /// What the model reads.
+    pub prompt: Prompt,
+    /// Most tokens to generate.
+    pub max_tokens: Option<u32>,
+    /// How tokens are chosen.
+    pub sampling: SamplingParams,
+    /// Start of the random stream.
+    pub seed: Option<u64>,
+    /// Strings that end the text.
+    pub stops: Vec<String>,
+    /// Answers wanted.
+    pub choices: u32,
+    /// Alternatives to report with each token.
+    pub logprobs: Option<u8>,
+    /// The answer's form.
+    pub form: Form,
+    /// Whether cached prefixes may be used.
+    pub use_cache: bool,
+}
+
+impl Work {
+    /// A generation with defaults.
+    pub fn new(prompt: Prompt) -> Self {
+        Self {
+            prompt,
+            max_tokens: None,
+            sampling: SamplingParams::default(),
+            seed: None,
+            stops: Vec::new(),
+            choices: 1,
+            logprobs: None,
+            form: Form::Free,
+            use_cache: true,
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! Real client libraries and a real browser against the bundled model: `MUSER_TEST_CLIENTS=1 cargo test -p muser-server
+//! --test clients`. Needs Python and, the first time, a package index; the page also needs chromium and chromedriver.
+//! Skipped, and said so, without the variable or without what it needs.
+
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use support::tiny::serve;
+
+fn target() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target")
+}
+
+fn works(command: &mut Command) -> bool {
+    command.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+}
+
+/// A Python with the client libraries, if one can be had.
+fn python() -> Option<PathBuf> {
+    let home = target().join("clients-venv");
+    let python = home.join("bin/python");
+    let has_all = |python: &Path| {
+        works(
+            Command::new(python)
+                .args(["-c", "import openai, anthropic, ollama, langchain_openai, schemathesis"]),
+        )
+    };
+    if has_all(&python) {
+        return Some(python);
+    }
+    let list = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients/requirements.txt");
+    let made = works(Command::new("python3").arg("-m").arg("venv").arg(&home))
+        && works(Command::new(&python).args(["-m", "pip", "install", "-q", "-r"]).arg(list));
+    (made && has_all(&python)).then_some(python)
+}
+
+fn wanted() -> bool {
+    let wanted = std::env::var_os("MUSER_TEST_CLIENTS").is_some();
+    if !wanted {
+        eprintln!("SKIPPED: set MUSER_TEST_CLIENTS=1 to run the client libraries and the browser");
+    }
+    wanted
+}
+
+async fn run(python: PathBuf, script: &str, arguments: Vec<String>) {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients").join(script);
+    let status =
+        tokio::task::spawn_blocking(move || Command::new(python).arg(script).args(arguments).status());
+    assert!(status.await.expect("ran").expect("started").success(), "the lines above say what failed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn client_libraries() {
+    if !wanted() {
+        return;
+    }
+    let Some(python) = python() else {
+        eprintln!("SKIPPED: no Python with the client libraries, and none could be installed");
+        return;
+    };
+    let server = serve().await;
+    run(python, "clients.py", vec![format!("http://{}", server.address)]).await;
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn page_in_a_browser() {
+    if !wanted() {
+        return;
+    }
+    if !works(Command::new("chromedriver").arg("--version")) {
+        eprintln!("SKIPPED: no chromedriver");
+        return;
+    }
+    let folder = target().join("page");
+    std::fs::create_dir_all(&folder).expect("a folder for pictures");
+    let server = serve().await;
+    let arguments = vec![format!("http://{}", server.address), folder.display().to_string()];
+    run("python3".into(), "page.py", arguments).await;
+    server.stop().await;
+}

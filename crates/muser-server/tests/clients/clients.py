@@ -1,0 +1,262 @@
+"""Real client libraries against a running server: python clients.py http://127.0.0.1:PORT [check ...]
+
+Prints one line a check and exits with 1 if one failed. The server holds Muse Tiny: checks look at shapes and at what the
+server promises, not at how clever the text is.
+"""
+
+import base64
+import json
+import struct
+import sys
+import time
+import urllib.request
+
+BASE = sys.argv[1].rstrip("/")
+CHECKS = []
+
+
+def check(function):
+    CHECKS.append(function)
+    return function
+
+
+def openai_client(**options):
+    import openai
+
+    return openai.OpenAI(base_url=f"{BASE}/v1", api_key="none", **options)
+
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the weather of a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+
+
+@check
+def openai_chat():
+    answer = openai_client().chat.completions.create(
+        model="muse-tiny", messages=[{"role": "user", "content": "Write a short story about a fox."}], max_tokens=40,
+        temperature=0,
+    )
+    assert answer.choices[0].message.content, answer
+    assert answer.choices[0].finish_reason in ("stop", "length"), answer
+    assert answer.usage.completion_tokens <= 40 and answer.usage.prompt_tokens > 0, answer.usage
+
+
+@check
+def openai_stream():
+    chunks = list(
+        openai_client().chat.completions.create(
+            model="muse-tiny", messages=[{"role": "user", "content": "Tell me about a fox."}], max_tokens=30,
+            temperature=0, stream=True, stream_options={"include_usage": True}, reasoning_effort="low",
+        )
+    )
+    assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens > 0, chunks[-1]
+    assert [c.choices[0].finish_reason for c in chunks[:-1]][-1] in ("stop", "length")
+    assert len({c.id for c in chunks}) == 1
+
+
+@check
+def openai_tools_round_trip():
+    client = openai_client()
+    messages = [{"role": "user", "content": "What is the weather in Paris?"}]
+    first = client.chat.completions.create(
+        model="muse-tiny", messages=messages, tools=[WEATHER], tool_choice="required", temperature=0, max_tokens=200,
+    )
+    message = first.choices[0].message
+    assert first.choices[0].finish_reason == "tool_calls", first
+    arguments = json.loads(message.tool_calls[0].function.arguments)
+    assert message.tool_calls[0].function.name == "get_weather" and isinstance(arguments["city"], str), message
+    messages += [
+        message.model_dump(exclude_none=True),
+        {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "14 degrees and rain"},
+    ]
+    second = client.chat.completions.create(
+        model="muse-tiny", messages=messages, tools=[WEATHER], temperature=0, max_tokens=60,
+    )
+    assert second.choices[0].finish_reason in ("stop", "length", "tool_calls"), second
+
+
+@check
+def openai_json_schema():
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer", "maximum": 99, "minimum": 0}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    }
+    for effort in ("none", "low"):
+        answer = openai_client().chat.completions.create(
+            model="muse-tiny", messages=[{"role": "user", "content": "Invent a person."}], temperature=0, max_tokens=600,
+            reasoning_effort=effort,
+            response_format={"type": "json_schema", "json_schema": {"name": "person", "schema": schema, "strict": True}},
+        )
+        choice = answer.choices[0]
+        if choice.finish_reason == "length":
+            print(f"  (effort {effort}: cut at the limit, nothing to validate)")
+            continue
+        person = json.loads(choice.message.content)
+        assert set(person) == {"name", "age"} and isinstance(person["age"], int), person
+
+
+@check
+def openai_embeddings():
+    client = openai_client()
+    by_default = client.embeddings.create(model="muse-tiny", input=["a fox", "a dog"])
+    floats = client.embeddings.create(model="muse-tiny", input=["a fox", "a dog"], encoding_format="float")
+    for one, two in zip(by_default.data, floats.data, strict=True):
+        assert len(one.embedding) == len(two.embedding) > 0
+        assert max(abs(a - b) for a, b in zip(one.embedding, two.embedding)) < 1e-6
+    body = json.dumps({"model": "m", "input": "a fox", "encoding_format": "base64"}).encode()
+    request = urllib.request.Request(f"{BASE}/v1/embeddings", body, {"content-type": "application/json"})
+    text = json.load(urllib.request.urlopen(request))["data"][0]["embedding"]
+    raw = base64.b64decode(text)
+    assert abs(sum(x * x for x in struct.unpack(f"<{len(raw) // 4}f", raw)) - 1) < 1e-3
+
+
+@check
+def openai_errors_and_retries():
+    import openai
+
+    began = time.monotonic()
+    client = openai_client(max_retries=3)
+    for options, kind in [
+        ({"temperature": -1}, openai.BadRequestError),
+        ({"messages": [{"role": "foo", "content": "x"}]}, openai.BadRequestError),
+        ({"messages": [{"role": "user", "content": "word " * 40000}]}, openai.BadRequestError),
+    ]:
+        request = {"model": "muse-tiny", "messages": [{"role": "user", "content": "a"}], **options}
+        try:
+            client.chat.completions.create(**request)
+        except kind as fault:
+            assert fault.body and fault.body["message"], fault
+        else:
+            raise AssertionError(f"{options.keys()} was accepted")
+    # A bad request is not sent again.
+    assert time.monotonic() - began < 10
+
+
+@check
+def openai_responses():
+    client = openai_client()
+    whole = client.responses.create(model="muse-tiny", input="Tell me about a fox.", max_output_tokens=30, temperature=0)
+    assert whole.output_text and whole.usage.output_tokens > 0, whole
+    events = list(
+        client.responses.create(model="muse-tiny", input="Tell me about a fox.", max_output_tokens=30, temperature=0, stream=True)
+    )
+    assert events[0].type == "response.created"
+    assert events[-1].type in ("response.completed", "response.incomplete")
+    said = "".join(e.delta for e in events if e.type == "response.output_text.delta")
+    assert said == whole.output_text, (said, whole.output_text)
+
+
+@check
+def openai_logprobs():
+    answer = openai_client().chat.completions.create(
+        model="muse-tiny", messages=[{"role": "user", "content": "Hello!"}], max_tokens=5, temperature=0, logprobs=True,
+        top_logprobs=5, reasoning_effort="none",
+    )
+    for token in answer.choices[0].logprobs.content:
+        likely = [entry.logprob for entry in token.top_logprobs]
+        assert len(likely) == 5 and likely == sorted(likely, reverse=True), token
+        assert token.logprob == likely[0], "temperature 0 takes the most likely token"
+
+
+@check
+def anthropic_messages():
+    import anthropic
+
+    client = anthropic.Anthropic(base_url=BASE, api_key="none")
+    counted = client.messages.count_tokens(model="muse-tiny", messages=[{"role": "user", "content": "Tell me about a fox."}])
+    with client.messages.stream(
+        model="muse-tiny", max_tokens=40, messages=[{"role": "user", "content": "Tell me about a fox."}],
+        system=[{"type": "text", "text": "x-anthropic-billing-header: cch=1;"}],
+    ) as stream:
+        text = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert final.stop_reason in ("end_turn", "max_tokens"), final
+    assert text == "".join(block.text for block in final.content if block.type == "text")
+    used = final.usage.input_tokens + (final.usage.cache_read_input_tokens or 0)
+    assert used == counted.input_tokens, (used, counted)
+
+
+@check
+def anthropic_tool():
+    import anthropic
+
+    client = anthropic.Anthropic(base_url=BASE, api_key="none")
+    tool = {"name": "get_weather", "description": "Weather.", "input_schema": WEATHER["function"]["parameters"]}
+    answer = client.messages.create(
+        model="muse-tiny", max_tokens=200, tools=[tool], tool_choice={"type": "any"}, temperature=0,
+        messages=[{"role": "user", "content": "What is the weather in Paris?"}],
+    )
+    assert answer.stop_reason == "tool_use", answer
+    assert answer.content[-1].name == "get_weather" and isinstance(answer.content[-1].input["city"], str)
+
+
+@check
+def ollama_chat():
+    import ollama
+
+    client = ollama.Client(host=BASE)
+    assert client.list().models[0].model
+    answer = client.chat(model="muse-tiny", messages=[{"role": "user", "content": "Hello!"}], options={"num_predict": 20})
+    assert answer.done and answer.eval_count > 0, answer
+    parts = list(
+        client.chat(model="muse-tiny", messages=[{"role": "user", "content": "Hello!"}], stream=True, options={"num_predict": 20})
+    )
+    assert parts[-1].done and not parts[0].done
+
+
+@check
+def langchain_tool():
+    from langchain_core.tools import tool
+    from langchain_openai import ChatOpenAI
+
+    @tool
+    def get_weather(city: str) -> str:
+        """Get the weather of a city."""
+        return f"14 degrees in {city}"
+
+    chat = ChatOpenAI(base_url=f"{BASE}/v1", api_key="none", model="muse-tiny", temperature=0, max_tokens=200)
+    answer = chat.bind_tools([get_weather], tool_choice="required").invoke("What is the weather in Paris?")
+    assert answer.tool_calls and answer.tool_calls[0]["name"] == "get_weather", answer
+    assert get_weather.invoke(answer.tool_calls[0]["args"]).startswith("14 degrees")
+
+
+@check
+def schemathesis_finds_no_5xx():
+    """Requests made from the description, for a bounded number of examples a route."""
+    import subprocess
+
+    command = [
+        sys.executable, "-m", "schemathesis.cli", "run", f"{BASE}/openapi.json", "--checks", "not_a_server_error",
+        "--max-examples", "12", "--phases", "examples,fuzzing", "--seed", "1", "--request-timeout", "20",
+        "--exclude-path", "/infill", "--suppress-health-check", "all", "--no-color",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    if done.returncode != 0:
+        raise AssertionError(done.stdout[-4000:] + done.stderr[-2000:])
+
+
+def main():
+    wanted = sys.argv[2:]
+    failed = 0
+    for function in CHECKS:
+        if wanted and function.__name__ not in wanted:
+            continue
+        began = time.monotonic()
+        try:
+            function()
+            print(f"ok   {function.__name__} {time.monotonic() - began:.1f} s", flush=True)
+        except Exception as fault:  # noqa: BLE001 - any fault of a check is a failed check
+            failed += 1
+            print(f"FAIL {function.__name__}: {type(fault).__name__}: {fault}", flush=True)
+    sys.exit(1 if failed else 0)
+
+
+main()

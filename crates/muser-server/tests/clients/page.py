@@ -1,0 +1,110 @@
+"""The page in headless Chromium: python page.py http://127.0.0.1:PORT FOLDER
+
+Drives chromedriver over its HTTP interface, asks a question, watches the answer stream, stops another one, and leaves
+screenshots in FOLDER. Exits with 1 if something is not as it should be.
+"""
+
+import base64
+import json
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
+BASE, FOLDER = sys.argv[1].rstrip("/"), sys.argv[2]
+ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Browser:
+    def __init__(self, port):
+        self.root = f"http://127.0.0.1:{port}"
+        options = {"args": ["--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1200,800"]}
+        wanted = {"capabilities": {"alwaysMatch": {"browserName": "chrome", "goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}}}
+        self.session = f"{self.root}/session/{self.call('POST', '/session', wanted, '')['sessionId']}"
+
+    def call(self, method, path, body=None, root=None):
+        data = None if body is None else json.dumps(body).encode()
+        address = f"{self.root if root == '' else self.session}{path}"
+        request = urllib.request.Request(address, data, {"content-type": "application/json"}, method=method)
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return json.load(response)["value"]
+
+    def find(self, selector):
+        return self.call("POST", "/element", {"using": "css selector", "value": selector})[ELEMENT]
+
+    def script(self, text):
+        return self.call("POST", "/execute/sync", {"script": text, "args": []})
+
+    def type(self, selector, text):
+        self.call("POST", f"/element/{self.find(selector)}/value", {"text": text})
+
+    def click(self, selector):
+        self.call("POST", f"/element/{self.find(selector)}/click", {})
+
+    def wait(self, what, expression, seconds=30):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if self.script(f"return {expression}"):
+                return
+            time.sleep(0.05)
+        self.picture("failed")
+        raise AssertionError(f"{what} did not happen within {seconds} s")
+
+    def picture(self, name):
+        with open(f"{FOLDER}/{name}.png", "wb") as file:
+            file.write(base64.b64decode(self.call("GET", "/screenshot")))
+
+
+def main():
+    port = free_port()
+    driver = subprocess.Popen(["chromedriver", f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    browser = None
+    try:
+        for _ in range(100):
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=1)
+                break
+            except OSError:
+                time.sleep(0.1)
+        browser = Browser(port)
+        browser.call("POST", "/url", {"url": BASE + "/"})
+        browser.wait("the model's name", "document.getElementById('model').textContent.includes('muse-tiny')")
+        browser.picture("1-empty")
+        busy = "!document.getElementById('stop').hidden"
+        done = "document.getElementById('stop').hidden"
+
+        browser.script("document.getElementById('effort').value = 'low'; document.getElementById('max').value = '160'")
+        browser.type("#input", "Tell me a story about a fox.\ue007")
+        browser.wait("streaming", f"{busy} && document.querySelector('.assistant .text').textContent.length + document.querySelector('.assistant details div').textContent.length > 20")
+        browser.picture("2-streaming")
+        browser.wait("the end", done, 60)
+        browser.wait("figures", "/tokens\\/s/.test(document.querySelector('.assistant .meta').textContent)")
+        folded = "const d = document.querySelector('.assistant details'); return d.hidden || !d.open"
+        assert browser.script(folded), "reasoning is folded"
+        browser.picture("3-answer")
+
+        browser.script("document.getElementById('max').value = ''")
+        browser.type("#input", "Write a very long story.\ue007")
+        browser.wait("streaming", f"{busy} && document.querySelectorAll('.assistant .text')[1].textContent.length + document.querySelectorAll('.assistant details div')[1].textContent.length > 10")
+        browser.wait("a busy slot", "[...document.querySelectorAll('#slots li')].some(li => /reading|writing/.test(li.textContent))")
+        browser.click("#stop")
+        browser.wait("the stop", f"{done} && document.querySelectorAll('.assistant .meta')[1].textContent.includes('stopped')", 5)
+        browser.wait("idle slots", "[...document.querySelectorAll('#slots li')].every(li => li.textContent.includes('idle'))", 10)
+        browser.picture("4-stopped")
+        faults = [entry for entry in browser.call("POST", "/se/log", {"type": "browser"}) if entry["level"] == "SEVERE"]
+        assert not faults, faults
+        print("ok   page")
+    finally:
+        if browser:
+            browser.call("DELETE", "")
+        driver.terminate()
+
+
+main()

@@ -1,0 +1,225 @@
+//! The other families over a scripted engine: text completions, Responses, Anthropic, Ollama, llama-server.
+
+mod support;
+
+use muser_server::ServerConfig;
+use serde_json::{Value, json};
+use support::{Answer, Running, Script, Scripted, get, post};
+
+const CALL: &str = "<atem:function_calls>\n<atem:invoke name=\"f\">\n<atem:parameter name=\"a\">1</atem:parameter>\n</atem:invoke>\n</atem:function_calls>";
+const REASONED: &str = " to=self<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>Hello!<|eot|>";
+
+fn called() -> String {
+    format!(" to=self<|message|>Hm.<|eom|><|start|>assistant to=f<|message|>{CALL}<|eot|>")
+}
+
+/// O7: the least that wrappers send, and what they count on.
+#[tokio::test]
+async fn text_completions() {
+    let server = Running::saying("one two three").await;
+    let body = json!({"model": "x", "prompt": "a", "n": 1, "temperature": 0, "max_tokens": 50});
+    let object = post(server.address, "/v1/completions", &body).await.json();
+    assert_eq!(object["object"], "text_completion");
+    assert_eq!(object["choices"][0]["text"], "one two three");
+    assert_eq!(object["choices"][0]["finish_reason"], "length");
+    assert!(object["usage"]["total_tokens"].as_u64() > Some(0));
+    let body = json!({"prompt": ["a", "b"], "n": 2, "max_tokens": 50, "echo": true});
+    let object = post(server.address, "/v1/completions", &body).await.json();
+    let texts: Vec<&str> = object["choices"]
+        .as_array()
+        .expect("list")
+        .iter()
+        .filter_map(|choice| choice["text"].as_str())
+        .collect();
+    assert_eq!(texts, ["aone two three", "aone two three", "bone two three", "bone two three"]);
+    let body = json!({"prompt": ["a", "b"], "max_tokens": 50, "stream": true, "stream_options": {"include_usage": true}});
+    let events = post(server.address, "/v1/completions", &body).await.events();
+    for index in 0..2 {
+        let text: String = events
+            .iter()
+            .filter(|event| event["choices"][0]["index"] == index)
+            .filter_map(|event| event["choices"][0]["text"].as_str())
+            .collect();
+        assert_eq!(text, "one two three");
+    }
+    assert_eq!(events.last().expect("events")["choices"], json!([]));
+    server.stop().await;
+}
+
+fn named(answer: &Answer) -> Vec<(String, Value)> {
+    let mut found = Vec::new();
+    let mut name = String::new();
+    for line in answer.text().lines() {
+        if let Some(event) = line.strip_prefix("event: ") {
+            name = event.to_owned();
+        } else if let Some(data) = line.strip_prefix("data: ") {
+            found.push((std::mem::take(&mut name), serde_json::from_str(data).expect("JSON")));
+        }
+    }
+    found
+}
+
+#[tokio::test]
+async fn anthropic_messages() {
+    let server = Running::saying(&called()).await;
+    let tools =
+        json!([{"name": "f", "input_schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}]);
+    let body = json!({"model": "x", "max_tokens": 100, "tools": tools, "messages": [{"role": "user", "content": "a"}]});
+    let object = post(server.address, "/v1/messages", &body).await.json();
+    assert_eq!(object["type"], "message");
+    assert_eq!(object["stop_reason"], "tool_use");
+    assert_eq!(object["content"][0]["thinking"], "Hm.");
+    assert_eq!(object["content"][1]["input"], json!({"a": 1}));
+    assert!(object["content"][1]["id"].as_str().is_some_and(|id| id.starts_with("toolu_")));
+    let mut streamed = body.clone();
+    streamed["stream"] = true.into();
+    let events = named(&post(server.address, "/v1/messages", &streamed).await);
+    let names: Vec<&str> = events.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names.first(), Some(&"message_start"));
+    assert_eq!(names.last(), Some(&"message_stop"));
+    assert!(events.iter().all(|(name, value)| value["type"] == name.as_str()));
+    let json: String =
+        events.iter().filter_map(|(_, value)| value["delta"]["partial_json"].as_str()).collect();
+    assert_eq!(serde_json::from_str::<Value>(&json).expect("JSON"), json!({"a": 1}));
+    let mut count = body;
+    count["max_tokens"].take();
+    let counted = post(server.address, "/v1/messages/count_tokens", &count).await.json();
+    assert_eq!(counted["input_tokens"], object["usage"]["input_tokens"]);
+    let fault = post(server.address, "/v1/messages", &json!({"max_tokens": 1, "messages": []})).await;
+    assert_eq!((fault.status, fault.json()["type"].as_str()), (400, Some("error")));
+    server.stop().await;
+}
+
+/// K9, the server's half: the prompt is the same.
+#[tokio::test]
+async fn billing_numbers_do_not_change_the_prompt() {
+    let engine = Scripted::new(|_| Script::saying(REASONED));
+    let server = Running::scripted(ServerConfig::default(), engine.clone()).await;
+    let mut prompts = Vec::new();
+    for nonce in ["aaaa", "bbbb"] {
+        let body = json!({"max_tokens": 5, "messages": [{"role": "user", "content": "a"}], "system": [
+            {"type": "text", "text": format!("x-anthropic-billing-header: cc_version=2; cch={nonce};")},
+            {"type": "text", "text": "Be brief."},
+        ]});
+        assert_eq!(post(server.address, "/v1/messages", &body).await.status, 200);
+        prompts.push(engine.last().ids);
+    }
+    assert_eq!(prompts[0], prompts[1]);
+    server.stop().await;
+}
+
+/// O3.
+#[tokio::test]
+async fn responses() {
+    let server = Running::saying(REASONED).await;
+    let body = json!({"model": "x", "input": [
+        {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+        {"type": "reasoning", "content": null},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "b"}]},
+        {"role": "user", "content": "c"},
+    ]});
+    let object = post(server.address, "/v1/responses", &body).await.json();
+    assert_eq!(object["object"], "response");
+    assert_eq!(object["status"], "completed");
+    assert_eq!(object["output"][1]["content"][0]["text"], "Hello!");
+    assert!(object["usage"]["output_tokens_details"]["reasoning_tokens"].as_u64() > Some(0));
+    let mut streamed = body;
+    streamed["stream"] = true.into();
+    let events = named(&post(server.address, "/v1/responses", &streamed).await);
+    for (number, (name, value)) in events.iter().enumerate() {
+        assert_eq!(value["type"], name.as_str());
+        assert_eq!(value["sequence_number"], number);
+    }
+    assert_eq!(events[0].0, "response.created");
+    let (last, payload) = events.last().expect("events");
+    assert_eq!(last, "response.completed");
+    assert_eq!(payload["response"]["output"][1]["content"][0]["text"], "Hello!");
+    let text: String = events
+        .iter()
+        .filter(|(name, _)| name == "response.output_text.delta")
+        .filter_map(|(_, value)| value["delta"].as_str())
+        .collect();
+    assert_eq!(text, "Hello!");
+    let stored =
+        post(server.address, "/v1/responses", &json!({"input": "a", "previous_response_id": "resp_1"})).await;
+    assert_eq!(
+        (stored.status, stored.json()["error"]["param"].as_str()),
+        (400, Some("previous_response_id"))
+    );
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn ollama() {
+    let server = Running::saying(&called()).await;
+    let tools = json!([{"type": "function", "function": {"name": "f", "parameters": {
+        "type": "object", "properties": {"a": {"type": "integer"}}}}}]);
+    let body = json!({"model": "x", "messages": [{"role": "user", "content": "a"}], "tools": tools});
+    let lines = post(server.address, "/api/chat", &body).await.lines();
+    let last = lines.last().expect("lines");
+    assert_eq!((&last["done"], &last["done_reason"]), (&json!(true), &json!("stop")));
+    let calls: Vec<&Value> =
+        lines.iter().filter(|line| line["message"].get("tool_calls").is_some()).collect();
+    assert_eq!(
+        calls[0]["message"]["tool_calls"],
+        json!([{"function": {"name": "f", "arguments": {"a": 1}}}])
+    );
+    let mut whole = body;
+    whole["stream"] = false.into();
+    let object = post(server.address, "/api/chat", &whole).await.json();
+    assert_eq!(object["message"]["thinking"], "Hm.");
+    assert!(object["eval_count"].as_u64() > Some(0));
+    let tags = get(server.address, "/api/tags").await.json();
+    assert_eq!(tags["models"][0]["name"], support::MODEL);
+    let shown = post(server.address, "/api/show", &json!({"model": "x"})).await.json();
+    assert_eq!(shown["model_info"]["muse-glimmer.context_length"], support::CONTEXT);
+    let generated =
+        post(server.address, "/api/generate", &json!({"prompt": "a", "stream": false})).await.json();
+    assert!(generated["response"].is_string());
+    let fault = post(server.address, "/api/chat", &json!({"messages": [{"role": "x"}]})).await;
+    assert!(fault.status == 400 && fault.json()["error"].is_string());
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn llama_server() {
+    let server = Running::saying("one two STOP three").await;
+    let body = json!({"prompt": ["a ", 5, " b"], "n_predict": 50, "stop": ["STOP"], "seed": 7});
+    let object = post(server.address, "/completion", &body).await.json();
+    assert_eq!(object["content"], "one two ");
+    assert_eq!((&object["stop_type"], &object["stopping_word"]), (&json!("word"), &json!("STOP")));
+    assert_eq!(object["generation_settings"]["seed"], 7);
+    let mut streamed = body;
+    streamed["stream"] = true.into();
+    let events = post(server.address, "/completion", &streamed).await.events();
+    let text: String = events.iter().filter_map(|event| event["content"].as_str()).collect();
+    assert_eq!(text, "one two ");
+    assert_eq!(events.last().expect("events")["stop"], true);
+    let text = "Hello, wörld! 🦊";
+    let tokens = post(server.address, "/tokenize", &json!({"content": text})).await.json()["tokens"].clone();
+    let back = post(server.address, "/detokenize", &json!({"tokens": tokens})).await.json();
+    assert_eq!(back["content"], text);
+    let pieces =
+        post(server.address, "/tokenize", &json!({"content": text, "with_pieces": true})).await.json();
+    assert!(pieces["tokens"][0]["piece"].is_string());
+    let applied =
+        post(server.address, "/apply-template", &json!({"messages": [{"role": "user", "content": "Hi"}]}))
+            .await;
+    assert!(applied.json()["prompt"].as_str().is_some_and(|prompt| prompt.contains("Hi")));
+    assert_eq!(get(server.address, "/slots").await.json().as_array().map(Vec::len), Some(4));
+    assert_eq!(get(server.address, "/props").await.json()["total_slots"], 4);
+    assert_eq!(post(server.address, "/infill", &json!({})).await.status, 501);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn models() {
+    let server = Running::saying("x").await;
+    let list = get(server.address, "/v1/models").await.json();
+    assert_eq!(list["object"], "list");
+    assert_eq!(list["data"][0]["id"], support::MODEL);
+    assert_eq!(list["data"][0]["context_length"], support::CONTEXT);
+    assert_eq!(get(server.address, "/v1/models/muse-tiny").await.status, 200);
+    assert_eq!(get(server.address, "/v1/models/other/name").await.status, 404);
+    server.stop().await;
+}

@@ -1,0 +1,176 @@
+//! Answers of a given form and enforced tool choices, with the bundled model: whatever so small a model would like to
+//! write, what comes out has the form.
+
+mod support;
+
+use serde_json::{Value, json};
+use support::post;
+use support::tiny::serve;
+
+const CHAT: &str = "/v1/chat/completions";
+
+fn chat(text: &str, more: Value) -> Value {
+    let mut body = json!({"messages": [{"role": "user", "content": text}], "max_tokens": 300, "seed": 1});
+    for (key, value) in more.as_object().expect("object") {
+        body[key] = value.clone();
+    }
+    body
+}
+
+fn person() -> Value {
+    json!({
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 12},
+            "age": {"type": "integer", "minimum": 0, "maximum": 99},
+            "kind": {"enum": ["cat", "dog"]},
+        },
+        "required": ["name", "age", "kind"],
+        "additionalProperties": false,
+    })
+}
+
+/// J11: the answer validates, with and without reasoning, and reasoning is free text.
+#[tokio::test]
+async fn a_schema_holds_for_the_answer_and_not_for_the_thought() {
+    let server = serve().await;
+    let mut thoughts = 0;
+    for effort in ["none", "low", "medium"] {
+        for seed in 0..3 {
+            let format =
+                json!({"type": "json_schema", "json_schema": {"name": "person", "schema": person()}});
+            let body = chat(
+                "Invent an animal.",
+                json!({"reasoning_effort": effort, "response_format": format, "seed": seed}),
+            );
+            let answer = post(server.address, CHAT, &body).await;
+            assert_eq!(answer.status, 200, "{}", answer.text());
+            let choice = answer.json()["choices"][0].clone();
+            let message = &choice["message"];
+            thoughts += usize::from(message["reasoning_content"].is_string());
+            if choice["finish_reason"] == "length" {
+                continue;
+            }
+            let object: Value =
+                serde_json::from_str(message["content"].as_str().expect("text")).expect("JSON");
+            assert!(object["name"].as_str().is_some_and(|name| name.chars().count() <= 12), "{object}");
+            assert!(object["age"].as_u64().is_some_and(|age| age <= 99), "{object}");
+            assert!(["cat", "dog"].contains(&object["kind"].as_str().expect("kind")), "{object}");
+            assert_eq!(object.as_object().map(serde_json::Map::len), Some(3));
+        }
+    }
+    assert!(thoughts > 0, "no answer had a thought before it");
+    server.stop().await;
+}
+
+/// S9.
+#[tokio::test]
+async fn stop_strings_work_beside_a_schema() {
+    let server = serve().await;
+    let format = json!({"type": "json_schema", "json_schema": {"schema": person()}});
+    let body = chat(
+        "Invent an animal.",
+        json!({"reasoning_effort": "none", "response_format": format, "stop": ["\"age"]}),
+    );
+    let choice = post(server.address, CHAT, &body).await.json()["choices"][0].clone();
+    assert_eq!(choice["finish_reason"], "stop");
+    let content = choice["message"]["content"].as_str().expect("text");
+    assert!(content.contains("name") && !content.contains("\"age"), "{content}");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn the_other_forms() {
+    let server = serve().await;
+    let body = chat(
+        "Give me JSON.",
+        json!({"reasoning_effort": "none", "response_format": {"type": "json_object"}, "max_tokens": 400}),
+    );
+    let choice = post(server.address, CHAT, &body).await.json()["choices"][0].clone();
+    let content = choice["message"]["content"].as_str().expect("text").to_owned();
+    assert!(content.starts_with('{'), "{content}");
+    if choice["finish_reason"] == "stop" {
+        assert!(serde_json::from_str::<Value>(&content).is_ok_and(|value| value.is_object()), "{content}");
+    }
+    for grammar in ["start: \"red\" | \"green\"", "root ::= \"red\" | \"green\""] {
+        let body = chat("Which colour?", json!({"reasoning_effort": "none", "grammar": grammar}));
+        let answer = post(server.address, CHAT, &body).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        let content = answer.json()["choices"][0]["message"]["content"].as_str().expect("text").to_owned();
+        assert!(["red", "green"].contains(&content.as_str()), "{content}");
+        let body = json!({"prompt": "Colour: ", "grammar": grammar, "max_tokens": 20});
+        let content =
+            post(server.address, "/v1/completions", &body).await.json()["choices"][0]["text"].clone();
+        assert!(["red", "green"].contains(&content.as_str().expect("text")), "{content}");
+    }
+    server.stop().await;
+}
+
+/// J7 and J9: what cannot be compiled is the client's fault and costs nobody anything.
+#[tokio::test]
+async fn forms_that_cannot_be() {
+    let server = serve().await;
+    let pattern = |pattern: String| json!({"type": "json_schema", "json_schema": {"schema": {"type": "string", "pattern": pattern}}});
+    let cases = [
+        json!({"response_format": pattern("(?<=x)*".into())}),
+        json!({"response_format": pattern("(".repeat(50_000))}),
+        json!({"response_format": pattern("[".into())}),
+        json!({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nonsense"}}}}),
+        json!({"response_format": {"type": "json_schema", "json_schema": {"schema": {"$ref": "#/nowhere"}}}}),
+        json!({"grammar": "start: ("}),
+        json!({"grammar": "root ::= ("}),
+        json!({"grammar": "root ::= missing"}),
+        json!({"grammar": "x".repeat(2 << 20)}),
+    ];
+    for case in cases {
+        let answer = post(server.address, CHAT, &chat("a", case.clone())).await;
+        let shown: String = case.to_string().chars().take(120).collect();
+        assert_eq!(answer.status, 400, "{shown}: {}", answer.text());
+        assert!(answer.json()["error"]["message"].is_string());
+    }
+    assert_eq!(post(server.address, CHAT, &chat("a", json!({"max_tokens": 1}))).await.status, 200);
+    server.stop().await;
+}
+
+fn tool(name: &str, parameters: Value) -> Value {
+    json!({"type": "function", "function": {"name": name, "description": "A tool.", "parameters": parameters}})
+}
+
+/// J1, and tool choices: the call is made, it is the right one, and its arguments fit its schema.
+#[tokio::test]
+async fn tool_choices_are_enforced() {
+    let server = serve().await;
+    let tools = json!([
+        tool("ping", json!({"type": "object", "properties": {}})),
+        tool(
+            "get_weather",
+            json!({"type": "object", "required": ["city", "days"], "properties": {
+            "city": {"type": "string"}, "days": {"type": "integer", "minimum": 1, "maximum": 9}}})
+        ),
+    ]);
+    let ask = async |choice: Value| {
+        let body = chat("Hello!", json!({"tools": tools, "tool_choice": choice, "max_tokens": 400}));
+        let answer = post(server.address, CHAT, &body).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        answer.json()["choices"][0].clone()
+    };
+    let named = |name: &str| json!({"type": "function", "function": {"name": name}});
+    let ping = ask(named("ping")).await;
+    assert_eq!(
+        ping["message"]["tool_calls"][0]["function"],
+        json!({"name": "ping", "arguments": "{}"}),
+        "{ping}"
+    );
+    assert_eq!(ping["finish_reason"], "tool_calls");
+    let weather = ask(named("get_weather")).await;
+    let function = &weather["message"]["tool_calls"][0]["function"];
+    assert_eq!(function["name"], "get_weather", "{weather}");
+    let arguments: Value = serde_json::from_str(function["arguments"].as_str().expect("text")).expect("JSON");
+    assert!(arguments["city"].is_string(), "{arguments}");
+    assert!(arguments["days"].as_u64().is_some_and(|days| (1..=9).contains(&days)), "{arguments}");
+    let required = ask("required".into()).await;
+    assert_eq!(required["finish_reason"], "tool_calls", "{required}");
+    let none = ask("none".into()).await;
+    assert!(none["message"].get("tool_calls").is_none(), "{none}");
+    server.stop().await;
+}

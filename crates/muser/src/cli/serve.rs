@@ -1,0 +1,67 @@
+//! Arguments of `muser serve`.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::ModelArgs;
+
+/// Arguments of `muser serve`.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// Address to listen on; beyond loopback a key file and TLS are needed, or --insecure
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    pub host: IpAddr,
+    /// Port to listen on; 0 takes a free one
+    #[arg(long, value_name = "PORT", default_value_t = 8080)]
+    pub port: u16,
+    /// File of keys, one a line; every route but /health and the page's own files then needs one of them
+    #[arg(long, value_name = "FILE")]
+    pub key_file: Option<PathBuf>,
+    /// Certificate chain (PEM); needs --tls-key
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+    /// Private key (PEM) of the certificate
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+    /// Listen beyond loopback without key or TLS: anyone who reaches the port may use it
+    #[arg(long)]
+    pub insecure: bool,
+    /// Origin that browsers may call from, or * for any (may be given several times); default: none
+    #[arg(long, value_name = "ORIGIN")]
+    pub cors_origin: Vec<String>,
+    /// Name of the model in answers; default: from the file
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// Answer 404 to requests for another model name, instead of taking any name
+    #[arg(long)]
+    pub strict_model: bool,
+    /// Requests computed together
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub parallel: u8,
+    /// Requests that may wait for a place before others get 429
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub queue: u32,
+    /// Memory for keys and values in MiB; default: enough for all places, but at most 4 GiB
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..))]
+    pub kv_mib: Option<u64>,
+    /// Most output tokens for requests that name no limit; default: until the context is full
+    #[arg(long, value_name = "TOKENS")]
+    pub default_max_tokens: Option<u32>,
+    /// Longest request body in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..))]
+    pub max_body_mib: u16,
+    /// Connections at once
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_connections: u32,
+    /// Seconds that running requests have when the server is told to stop; 0 cuts them off
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    pub drain: u32,
+    /// Logs as lines of JSON
+    #[arg(long)]
+    pub log_json: bool,
+    /// Which model.
+    #[command(flatten)]
+    pub model: ModelArgs,
+}

@@ -1,0 +1,213 @@
+//! `muser serve`: the HTTP server. It listens first and loads then, so that an orchestrator sees 503 and not a refused
+//! connection; Ctrl-C or SIGTERM stop it, the second one at once.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use muser_engine::{Engine, EngineConfig, EngineHandle, Shutdown};
+use muser_server::text::TextSide;
+use muser_server::{Limits, LiveEngine, ModelFacts, Server, ServerConfig, SharedApp, ShutdownPolicy};
+use tokio::signal;
+use tokio::sync::oneshot;
+
+use crate::cli::ServeArgs;
+use crate::executor;
+use crate::model_file::{BUNDLED_NAME, ModelSource};
+use crate::output::{Console, HintExt as _};
+
+/// Positions of one request unless `--ctx` says otherwise.
+const DEFAULT_CONTEXT: usize = 32_768;
+
+/// Runs the command.
+pub fn run(args: ServeArgs, console: &Console) -> anyhow::Result<()> {
+    let config = config(&args);
+    let source = ModelSource::choose(args.model.model.as_deref(), console)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let outcome = runtime.block_on(serve(args, config, source, console));
+    // What still runs beside the connections (a prompt being cut into tokens) has nobody to answer to.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    outcome
+}
+
+async fn serve(
+    args: ServeArgs,
+    config: ServerConfig,
+    source: ModelSource,
+    console: &Console,
+) -> anyhow::Result<()> {
+    let open = config.insecure && !config.address.ip().is_loopback();
+    let server = Server::bind(config).await?;
+    let url = server.url();
+    console.note(format!("listening on {url}, loading {}", source.label()));
+    if open {
+        console.warning("--insecure: anyone who reaches this address may use the server");
+    }
+    let app = server.app();
+    let (failed, failure) = oneshot::channel();
+    let loading = tokio::task::spawn_blocking(move || load(&args, &source, &app));
+    let watcher = tokio::spawn(async move {
+        match loading.await {
+            Ok(Ok(engine)) => Some(engine),
+            Ok(Err(error)) => {
+                let _ = failed.send(error);
+                None
+            }
+            Err(panic) => {
+                let _ = failed.send(anyhow::anyhow!("loading the model failed: {panic}"));
+                None
+            }
+        }
+    });
+    let mut load_error = None;
+    let stop = async {
+        tokio::select! {
+            () = asked_to_stop() => {}
+            error = failure => match error {
+                Ok(error) => load_error = Some(error),
+                // Loaded: from now on only a signal stops the server.
+                Err(_) => {
+                    console.note(format!("ready: {url} has a page to talk to, {url}/v1 is the address for clients"));
+                    asked_to_stop().await;
+                }
+            },
+        }
+    };
+    tokio::select! {
+        () = server.run(stop) => {}
+        () = asked_twice() => {}
+    }
+    if let Some(error) = load_error {
+        return Err(error);
+    }
+    if watcher.is_finished()
+        && let Ok(Some(engine)) = watcher.await
+    {
+        engine.shut_down(Shutdown::Cancel);
+        engine.join(Duration::from_secs(2));
+    }
+    Ok(())
+}
+
+/// Completes at the first Ctrl-C or SIGTERM.
+async fn asked_to_stop() {
+    #[cfg(unix)]
+    {
+        let Ok(mut terminate) = signal::unix::signal(signal::unix::SignalKind::terminate()) else {
+            let _ = signal::ctrl_c().await;
+            return;
+        };
+        tokio::select! {
+            _ = signal::ctrl_c() => {}
+            _ = terminate.recv() => {}
+        }
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = signal::ctrl_c().await;
+    }
+}
+
+/// Completes at the second: whoever asks twice does not want to wait.
+async fn asked_twice() {
+    asked_to_stop().await;
+    asked_to_stop().await;
+}
+
+fn config(args: &ServeArgs) -> ServerConfig {
+    let shutdown = match args.drain {
+        0 => ShutdownPolicy::Cancel,
+        seconds => ShutdownPolicy::Finish(Duration::from_secs(u64::from(seconds))),
+    };
+    ServerConfig {
+        address: SocketAddr::new(args.host, args.port),
+        key_file: args.key_file.clone(),
+        tls_certificate: args.tls_cert.clone(),
+        tls_key: args.tls_key.clone(),
+        insecure: args.insecure,
+        cors_origins: args.cors_origin.clone(),
+        strict_model_name: args.strict_model,
+        limits: Limits {
+            body_bytes: usize::from(args.max_body_mib) << 20,
+            connections: args.max_connections as usize,
+            default_output_tokens: args.default_max_tokens,
+            ..Limits::default()
+        },
+        shutdown,
+        ..ServerConfig::default()
+    }
+}
+
+/// Loads the model and switches the server on.
+fn load(args: &ServeArgs, source: &ModelSource, app: &SharedApp) -> anyhow::Result<EngineHandle> {
+    let model = source.load()?;
+    let geometry = model.geometry.clone();
+    let file = Arc::clone(&model.file);
+    let text = TextSide::from_gguf(&file).with_context(|| source.label())?;
+    anyhow::ensure!(
+        text.vocabulary() == geometry.vocab,
+        "{}: the tokenizer has {} tokens, the weights have {}",
+        source.label(),
+        text.vocabulary(),
+        geometry.vocab
+    );
+    let context = match args.model.ctx {
+        Some(asked) if asked as usize > geometry.context => {
+            return Err(crate::output::usage_error(format!(
+                "--ctx {asked} is more than the model's context of {}",
+                geometry.context
+            )));
+        }
+        Some(asked) => asked as usize,
+        None => geometry.context.min(DEFAULT_CONTEXT),
+    };
+    let config = EngineConfig {
+        parallel: usize::from(args.parallel),
+        context: Some(context),
+        kv_bytes: args.kv_mib.map(|mebibytes| mebibytes << 20),
+        max_waiting: args.queue as usize,
+        ..EngineConfig::default()
+    };
+    let executor = executor::build(model, &args.model, None)?;
+    let hidden = geometry.hidden;
+    let engine = Engine::spawn(executor, geometry, config)
+        .with_context(|| source.label())
+        .hint("a smaller --ctx or --parallel needs less memory")?;
+    let name = args.name.clone().unwrap_or_else(|| name_of(source));
+    let device = format!("{}: {}", engine.info().backend, engine.info().device);
+    let facts = ModelFacts::of_file(name, &file, engine.limits().context, hidden);
+    app.load(facts, text, Arc::new(LiveEngine::new(engine.clone(), device)));
+    Ok(engine)
+}
+
+/// The model's name in answers: the file's name without what only matters on a disk.
+fn name_of(source: &ModelSource) -> String {
+    match source {
+        ModelSource::Bundled => BUNDLED_NAME.to_owned(),
+        ModelSource::File(path) => {
+            let stem =
+                path.file_stem().unwrap_or(Path::new("model").as_os_str()).to_string_lossy().into_owned();
+            match stem.rsplit_once("-00001-of-") {
+                Some((name, _)) => name.to_owned(),
+                None => stem,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_files() {
+        let check = |path: &str, expected: &str| {
+            assert_eq!(name_of(&ModelSource::File(path.into())), expected);
+        };
+        check("/models/muse-glimmer-30b-Q4_K_M.gguf", "muse-glimmer-30b-Q4_K_M");
+        check("big-00001-of-00003.gguf", "big");
+        assert_eq!(name_of(&ModelSource::Bundled), "muse-tiny");
+    }
+}
