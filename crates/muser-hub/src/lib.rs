@@ -6,6 +6,7 @@
 mod catalog;
 mod digest;
 mod error;
+mod headers;
 mod http;
 mod part;
 mod progress;

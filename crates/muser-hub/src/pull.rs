@@ -10,11 +10,12 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use hyper::StatusCode;
-use hyper::header::{self, HeaderMap, HeaderName};
+use hyper::header::{self, HeaderName};
 
 use crate::catalog;
 use crate::digest::Sha256;
 use crate::error::HubError;
+use crate::headers::{content_length, content_range};
 use crate::http::{Client, Facts, Limits, Reply, Token};
 use crate::part::Part;
 use crate::progress::{Meter, Phase, Progress};
@@ -534,33 +535,6 @@ fn difference(journal: &crate::part::Journal, facts: &Facts) -> Option<(String, 
         }
     }
     None
-}
-
-struct ContentRange {
-    bytes: Option<(u64, u64)>,
-    total: Option<u64>,
-}
-
-/// `bytes 5-9/10`, `bytes 5-9/*`, `bytes */10`.
-fn content_range(headers: &HeaderMap) -> Option<ContentRange> {
-    let text = headers.get(header::CONTENT_RANGE)?.to_str().ok()?;
-    let (range, total) = text.trim().strip_prefix("bytes")?.trim().split_once('/')?;
-    let total = match total.trim() {
-        "*" => None,
-        total => Some(total.parse().ok()?),
-    };
-    let bytes = match range.trim() {
-        "*" => None,
-        range => {
-            let (first, last) = range.split_once('-')?;
-            Some((first.parse().ok()?, last.parse().ok()?))
-        }
-    };
-    Some(ContentRange { bytes, total })
-}
-
-fn content_length(headers: &HeaderMap) -> Option<u64> {
-    headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
 fn protocol(reply: &Reply, expected: &str, found: String) -> HubError {

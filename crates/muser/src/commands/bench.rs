@@ -115,7 +115,15 @@ fn measure(args: &BenchArgs, source: &ModelSource, console: &Console) -> Result<
             if args.reload {
                 subject = None;
             }
-            rounds.push(compare::run_once(command)?);
+            match compare::run_once(command) {
+                Ok(report) => rounds.push(report),
+                // What was measured so far is worth more than a clean stop.
+                Err(error) if !rounds.is_empty() => {
+                    console.warning(format!("the comparison ends after {rep} rounds: {error:#}"));
+                    break;
+                }
+                Err(error) => return Err(error),
+            }
         }
     }
     bar.finish();

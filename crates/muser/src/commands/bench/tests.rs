@@ -1,3 +1,5 @@
+//! Benchmarks of a synthetic model, against a program that is a line of shell.
+
 use muser_model::synth::{Mix, Preset, SynthOptions};
 use serde_json::Value;
 
