@@ -6,7 +6,7 @@
 pub(crate) fn exp_nonpositive(x: f32) -> f32 {
     const LOWEST: f32 = -87.0;
     // ln 2 in two parts, the first with so few bits that its multiples are exact.
-    const LN2_HIGH: f32 = 0.693_359_375;
+    const LN2_HIGH: f32 = 355.0 / 512.0;
     const LN2_LOW: f32 = -2.121_944_4e-4;
     // Adding and subtracting 1.5 * 2^23 rounds to an integer without a call.
     const ROUND: f32 = 12_582_912.0;
