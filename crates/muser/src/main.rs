@@ -5,12 +5,10 @@
 //! standard error. This is the one place where a process ends and where an outcome becomes an exit code.
 
 #![allow(unreachable_pub, reason = "nothing outside a binary can use it; `pub` marks what other modules use")]
-#![allow(dead_code, unused_imports, reason = "the frame is ahead of the commands for an hour")]
 
 mod cli;
 mod commands;
 mod doctor;
-
 mod env_vars;
 mod executor;
 mod generate;

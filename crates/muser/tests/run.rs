@@ -90,6 +90,9 @@ fn max_tokens_is_exact() {
         let answer = home.run_json(&["--raw", "a", "-n", &n.to_string()]);
         assert_eq!(ids(&answer).len(), n, "{answer}");
         assert_eq!(answer["finish_reason"], "length");
+        // These tokens are the header ` to=user`, of which nothing belongs to the answer.
+        let chat = home.run_json(&[FOX, "-n", &n.to_string(), "--temp", "0"]);
+        assert_eq!((ids(&chat).len(), text(&chat)), (n, ""), "{chat}");
     }
 }
 

@@ -101,7 +101,7 @@ fn a_file_that_cannot_run_is_described_with_the_reason() {
         std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/muse-tiny-dflash-Q8_0.gguf");
     let draft = draft.display().to_string();
     let shown = home.run(["inspect", &draft]).success();
-    assert!(shown.contains("no: general.architecture") && shown.contains("draft"), "{shown}");
+    assert!(shown.contains("runs          no: ") && shown.contains("a draft model"), "{shown}");
     assert!(home.run(["run", "Hi", "--model", &draft]).failure(1).contains("general.architecture"));
 }
 

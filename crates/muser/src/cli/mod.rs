@@ -15,9 +15,7 @@ pub use generation::{BackendChoice, ChatArgs, ModelArgs, ReasoningChoice, RunArg
 pub use measure::{BenchArgs, CostArgs, RepackChoice};
 pub use serve::ServeArgs;
 pub use store::{ModelsArgs, PullArgs};
-pub use tools::{
-    DetokenizeArgs, DoctorArgs, InspectArgs, KvChoice, LogitsArgs, SynthArgs, SynthPreset, TokenizeArgs,
-};
+pub use tools::{DetokenizeArgs, DoctorArgs, InspectArgs, KvChoice, LogitsArgs, SynthArgs, TokenizeArgs};
 
 /// Exit codes, shown below the help of every command and in the reference.
 pub const EXIT_CODES: &str = "\

@@ -6,7 +6,6 @@ use std::fs::File;
 use std::io::BufWriter;
 
 use anyhow::Context as _;
-use muser_backend::Executor as _;
 use muser_model::Geometry;
 
 use crate::cli::LogitsArgs;

@@ -4,4 +4,4 @@ mod machine;
 mod self_test;
 
 pub use machine::Machine;
-pub use self_test::{PathResult, TypeResult, self_test, tested_types};
+pub use self_test::{TypeResult, self_test, tested_types};

@@ -8,7 +8,7 @@ mod printer;
 mod prompt;
 mod session;
 
-pub use answer::{Answer, Sink, Timings, ToolCall};
+pub use answer::{Answer, Sink, ToolCall};
 pub use printer::Printer;
 pub use prompt::{ChatPrompt, Prompt};
 pub use session::Session;

@@ -85,11 +85,6 @@ impl Console {
         self.paint(text, "2")
     }
 
-    /// Text in the bold style.
-    pub fn bold<'a>(&self, text: &'a str) -> Cow<'a, str> {
-        self.paint(text, "1")
-    }
-
     fn paint<'a>(&self, text: &'a str, code: &str) -> Cow<'a, str> {
         if self.color { Cow::Owned(format!("\x1b[{code}m{text}\x1b[0m")) } else { Cow::Borrowed(text) }
     }
