@@ -2,7 +2,7 @@
 
 use muser_model::Geometry;
 
-use crate::kernels::matmul::{Input, Panels};
+use crate::kernels::matmul::{Input, Panels, SUPER_SUMS};
 use crate::kernels::rows::QuantTarget;
 
 /// Row buffers are `[max_rows][width]`; names follow the formula of the model.
@@ -53,7 +53,7 @@ impl Buffers {
             rope: of(g.head_dim),
             super_q: vec![0; large],
             super_d: vec![0.0; large / 256],
-            super_sums: vec![0; large / 256 * 12],
+            super_sums: vec![0; large / 256 * SUPER_SUMS],
             small_q: vec![0; small],
             small_d: vec![0.0; small / 32],
             small_sums: vec![0; small / 32 * 3],

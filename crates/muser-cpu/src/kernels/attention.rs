@@ -230,17 +230,28 @@ unsafe fn one_block<S: Simd>(tile: &Tile<'_>, block: usize, scratch: &mut Scratc
     let end = tile.visible(tile.rows - 1).1.min(base + BLOCK_LEN) - base;
     let groups = queries.div_ceil(S::QUERIES);
 
+    // With one group of queries each key is used once: it is widened on the way. With more it is widened beforehand.
+    let direct = groups == 1;
     for span in (first / SPAN * SPAN..end).step_by(SPAN) {
-        for d in 0..dim {
-            for i in (0..SPAN).step_by(S::N) {
-                let wide = S::f_load_f16(k.add(d * BLOCK_LEN + span + i));
-                S::f_store(scratch.wide.as_mut_ptr().add(d * SPAN + i), wide);
+        if !direct {
+            for d in 0..dim {
+                for i in (0..SPAN).step_by(S::N) {
+                    let wide = S::f_load_f16(k.add(d * BLOCK_LEN + span + i));
+                    S::f_store(scratch.wide.as_mut_ptr().add(d * SPAN + i), wide);
+                }
             }
         }
         for group in 0..groups {
             let q = scratch.q.as_ptr().add(group * S::QUERIES * dim);
             let p = scratch.p.as_mut_ptr().add(group * S::QUERIES * BLOCK_LEN + span);
-            scores::<S>(q, scratch.wide.as_ptr(), dim, tile.scale, p);
+            let half = queries - group * S::QUERIES <= S::QUERIES / 2;
+            let wide = scratch.wide.as_ptr();
+            match (direct, half) {
+                (true, true) => scores::<S, true, true>(q, k.add(span).cast(), dim, tile.scale, p),
+                (true, false) => scores::<S, true, false>(q, k.add(span).cast(), dim, tile.scale, p),
+                (false, true) => scores::<S, false, true>(q, wide.cast(), dim, tile.scale, p),
+                (false, false) => scores::<S, false, false>(q, wide.cast(), dim, tile.scale, p),
+            }
         }
     }
     let mut sums = [(0.0f32, 0.0f32); TILE_QUERIES];
@@ -259,16 +270,22 @@ unsafe fn one_block<S: Simd>(tile: &Tile<'_>, block: usize, scratch: &mut Scratc
     scratch.o[..queries * dim].fill(0.0);
     for span in (first / SPAN * SPAN..end).step_by(SPAN) {
         let (from, to) = (span.max(first), (span + SPAN).min(end));
-        let count = (to - from) * dim;
-        for i in (0..count).step_by(S::N) {
-            let wide = S::f_load_f16(v.add(from * dim + i));
-            S::f_store(scratch.wide.as_mut_ptr().add(i), wide);
+        if !direct {
+            for i in (0..(to - from) * dim).step_by(S::N) {
+                let wide = S::f_load_f16(v.add(from * dim + i));
+                S::f_store(scratch.wide.as_mut_ptr().add(i), wide);
+            }
         }
-        for i in (0..queries).step_by(2) {
+        for i in (0..queries).step_by(S::QUERIES) {
             let p = scratch.p.as_ptr().add(i * BLOCK_LEN + from);
+            // A last group that is not full also works on spare rows.
             let o = scratch.o.as_mut_ptr().add(i * dim);
-            // An odd tile's last pair works on a spare row.
-            outputs::<S>(p, scratch.wide.as_ptr(), to - from, dim, o);
+            let half = queries - i <= S::QUERIES / 2;
+            if direct {
+                outputs::<S, true>(p, v.add(from * dim).cast(), to - from, dim, o, half);
+            } else {
+                outputs::<S, false>(p, scratch.wide.as_ptr().cast(), to - from, dim, o, half);
+            }
         }
     }
     for (i, &(m, l)) in sums.iter().enumerate().take(queries) {
@@ -281,22 +298,37 @@ unsafe fn one_block<S: Simd>(tile: &Tile<'_>, block: usize, scratch: &mut Scratc
     }
 }
 
-/// Scores of `S::QUERIES` queries for `SPAN` positions.
+/// Loads `N` values of f16 (`DIRECT`) or f32.
 #[inline(always)]
-unsafe fn scores<S: Simd>(q: *const f32, k: *const f32, dim: usize, scale: f32, p: *mut f32) {
+unsafe fn load_kv<S: Simd, const DIRECT: bool>(base: *const u8, at: usize) -> S::F {
+    if DIRECT { S::f_load_f16(base.cast::<u16>().add(at)) } else { S::f_load(base.cast::<f32>().add(at)) }
+}
+
+/// Scores of `S::QUERIES` queries (or the first `HALF` of them) for `SPAN` positions; `k` is `[dim][256]` f16 (`DIRECT`)
+/// or `[dim][SPAN]` f32.
+#[inline(always)]
+unsafe fn scores<S: Simd, const DIRECT: bool, const HALF: bool>(
+    q: *const f32,
+    k: *const u8,
+    dim: usize,
+    scale: f32,
+    p: *mut f32,
+) {
+    let queries = if HALF { S::QUERIES / 2 } else { S::QUERIES };
+    let stride = if DIRECT { BLOCK_LEN } else { SPAN };
     for at in (0..SPAN).step_by(2 * S::N) {
         let mut acc = [[S::f_splat(0.0); 2]; 8];
         for d in 0..dim {
-            let k0 = S::f_load(k.add(d * SPAN + at));
-            let k1 = S::f_load(k.add(d * SPAN + at + S::N));
-            for (i, acc) in acc.iter_mut().enumerate().take(S::QUERIES) {
+            let k0 = load_kv::<S, DIRECT>(k, d * stride + at);
+            let k1 = load_kv::<S, DIRECT>(k, d * stride + at + S::N);
+            for (i, acc) in acc.iter_mut().enumerate().take(queries) {
                 let qv = S::f_splat(*q.add(d * S::QUERIES + i));
                 acc[0] = S::f_fma(qv, k0, acc[0]);
                 acc[1] = S::f_fma(qv, k1, acc[1]);
             }
         }
         let scale = S::f_splat(scale);
-        for (i, acc) in acc.iter().enumerate().take(S::QUERIES) {
+        for (i, acc) in acc.iter().enumerate().take(queries) {
             S::f_store(p.add(i * BLOCK_LEN + at), S::f_mul(acc[0], scale));
             S::f_store(p.add(i * BLOCK_LEN + at + S::N), S::f_mul(acc[1], scale));
         }
@@ -337,48 +369,61 @@ unsafe fn softmax<S: Simd>(p: &mut [f32], from: usize, to: usize) -> (f32, f32) 
     (m, tree_sum(&lanes))
 }
 
-/// Adds `count` positions to the outputs of two queries.
+/// Adds `count` positions to the outputs of `S::QUERIES` queries (or half of them).
+///
+/// Queries times vectors of d fill the registers, and every value is loaded once for all queries.
 #[inline(always)]
-unsafe fn outputs<S: Simd>(p: *const f32, v: *const f32, count: usize, dim: usize, o: *mut f32) {
+unsafe fn outputs<S: Simd, const DIRECT: bool>(
+    p: *const f32,
+    v: *const u8,
+    count: usize,
+    dim: usize,
+    o: *mut f32,
+    half: bool,
+) {
     let mut d = 0;
-    // As many vectors of d at a time as there are registers for.
-    let wide = S::QUERIES;
-    while d + wide * S::N <= dim {
-        if S::QUERIES == 8 {
-            output_chunk::<S, 8>(p, v, count, dim, o, d);
-        } else {
-            output_chunk::<S, 4>(p, v, count, dim, o, d);
-        }
-        d += wide * S::N;
-    }
     while d < dim {
-        output_chunk::<S, 1>(p, v, count, dim, o, d);
-        d += S::N;
+        let left = (dim - d) / S::N;
+        d += S::N
+            * match (S::QUERIES == 8, half) {
+                (true, false) if left >= 2 => output_chunk::<S, 8, 2, DIRECT>(p, v, count, dim, o, d),
+                (true, false) => output_chunk::<S, 8, 1, DIRECT>(p, v, count, dim, o, d),
+                (true, true) if left >= 4 => output_chunk::<S, 4, 4, DIRECT>(p, v, count, dim, o, d),
+                (true, true) => output_chunk::<S, 4, 1, DIRECT>(p, v, count, dim, o, d),
+                (false, false) if left >= 2 => output_chunk::<S, 4, 2, DIRECT>(p, v, count, dim, o, d),
+                (false, false) => output_chunk::<S, 4, 1, DIRECT>(p, v, count, dim, o, d),
+                (false, true) if left >= 4 => output_chunk::<S, 2, 4, DIRECT>(p, v, count, dim, o, d),
+                (false, true) => output_chunk::<S, 2, 1, DIRECT>(p, v, count, dim, o, d),
+            };
     }
 }
 
+/// `Q` queries, `W` vectors from `d`; returns `W`.
 #[inline(always)]
-unsafe fn output_chunk<S: Simd, const W: usize>(
+unsafe fn output_chunk<S: Simd, const Q: usize, const W: usize, const DIRECT: bool>(
     p: *const f32,
-    v: *const f32,
+    v: *const u8,
     count: usize,
     dim: usize,
     o: *mut f32,
     d: usize,
-) {
-    let mut acc = [[S::f_splat(0.0); W]; 2];
+) -> usize {
+    let mut acc = [[S::f_splat(0.0); W]; Q];
     for (query, acc) in acc.iter_mut().enumerate() {
         for (w, acc) in acc.iter_mut().enumerate() {
             *acc = S::f_load(o.add(query * dim + d + w * S::N));
         }
     }
     for j in 0..count {
-        let p0 = S::f_splat(*p.add(j));
-        let p1 = S::f_splat(*p.add(BLOCK_LEN + j));
-        for w in 0..W {
-            let value = S::f_load(v.add(j * dim + d + w * S::N));
-            acc[0][w] = S::f_fma(p0, value, acc[0][w]);
-            acc[1][w] = S::f_fma(p1, value, acc[1][w]);
+        let mut value = [S::f_splat(0.0); W];
+        for (w, value) in value.iter_mut().enumerate() {
+            *value = load_kv::<S, DIRECT>(v, j * dim + d + w * S::N);
+        }
+        for (query, acc) in acc.iter_mut().enumerate() {
+            let pv = S::f_splat(*p.add(query * BLOCK_LEN + j));
+            for (acc, &value) in acc.iter_mut().zip(&value) {
+                *acc = S::f_fma(pv, value, *acc);
+            }
         }
     }
     for (query, acc) in acc.iter().enumerate() {
@@ -386,6 +431,7 @@ unsafe fn output_chunk<S: Simd, const W: usize>(
             S::f_store(o.add(query * dim + d + w * S::N), acc);
         }
     }
+    W
 }
 
 #[inline(always)]
@@ -433,13 +479,12 @@ pub(crate) unsafe fn store_kv<S: Simd>(kv: &KvView, id: BlockId, slot: usize, k:
     let (to_k, to_v) = (kv.k.add(block + slot), kv.v.add(block + slot * dim));
     let (low, high) = (S::f_splat(-65504.0), S::f_splat(65504.0));
     // A NaN is stored as the lowest number: the row that made it shows the NaN by itself, later rows must not read one.
-    let clamp = |x: S::F| S::f_min(S::f_max(x, low), high);
     for d in (0..dim).step_by(S::N) {
         let mut halves = [0u16; 16];
-        S::f_store_f16(halves.as_mut_ptr(), clamp(S::f_load(k.add(d))));
+        S::f_store_f16(halves.as_mut_ptr(), S::f_min(S::f_max(S::f_load(k.add(d)), low), high));
         for (i, &half) in halves.iter().enumerate().take(S::N) {
             *to_k.add((d + i) * BLOCK_LEN) = half;
         }
-        S::f_store_f16(to_v.add(d), clamp(S::f_load(v.add(d))));
+        S::f_store_f16(to_v.add(d), S::f_min(S::f_max(S::f_load(v.add(d)), low), high));
     }
 }

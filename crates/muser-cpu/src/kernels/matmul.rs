@@ -7,17 +7,39 @@
 use muser_backend::arith::Segments;
 use muser_gguf::GgmlType;
 
-use super::Kernels;
 use super::layout::{BlockShape, TILE_ROWS};
 use super::math::{tanh, tree_sum};
 use super::tile::PanelBlock;
 use super::unpack::{Class, Tile};
+use super::{Kernels, fused};
 use crate::simd::Simd;
 
 /// Activation rows that share one pass over a tile.
 pub(crate) const PANEL: usize = 8;
 /// Row tiles whose accumulators are kept together when there are many activation rows.
 pub(crate) const RUN_TILES: usize = 4;
+
+/// First row and width of the panel of row `row`, of `rows` rows: panels of eight, then what is left in powers of two, so
+/// that every panel has a kernel of exactly its width.
+#[inline]
+pub(crate) fn panel_of(row: usize, rows: usize) -> (usize, usize) {
+    let first = row / PANEL * PANEL;
+    let (mut first, mut left) = (first, (rows - first).min(PANEL));
+    loop {
+        let width = 1 << left.ilog2();
+        if row < first + width {
+            return (first, width);
+        }
+        first += width;
+        left -= width;
+    }
+}
+
+/// Bytes of transposed words and odd scales of 256 inputs.
+pub(crate) const SCRATCH: usize = 4096 + 512;
+
+/// Words of group sums that super-block types use per block and row.
+pub(crate) const SUPER_SUMS: usize = 28;
 
 /// Where the bytes of a matrix are.
 #[derive(Clone, Copy)]
@@ -60,9 +82,9 @@ impl MatrixView {
 
 /// Quantised activation rows in panels; which of the arrays a type uses follows from its [`Class`].
 ///
-/// Panel `p` holds rows `8 p ..` and has width `w = min(8, rows - 8 p)`; its arrays begin at `8 p` times the size of one
-/// row. `q` is `[k / 4][w]` words; `d` `[k / 256][w]` or `[k / 32][w]`; `sums` is `[k / 256][12][w]` (pairs of sums of 16,
-/// then of 32) for super-block types, and `[k / 32][w]` followed by `[k / 16][w]` for small-block types.
+/// A panel has width `w` of 8, 4, 2 or 1 ([`panel_of`]); its arrays begin at its first row times the size of one row.
+/// `q` is `[k / 4][w]` words; `d` `[k / 256][w]` or `[k / 32][w]`; `sums` is `[k / 256][28][w]` (8 pairs of sums of
+/// 16, 4 pairs of sums of 32, 16 sums of 16 times -32) for super-block types, and `[k / 32][w]` followed by `[k / 16][w]` for small-block types.
 #[derive(Clone, Copy)]
 pub(crate) struct Panels {
     pub(crate) q: *mut u8,
@@ -104,7 +126,7 @@ pub(crate) struct Product {
 /// Working memory of one thread.
 pub(crate) struct Scratch {
     tile: Box<Tile>,
-    words: Box<[u8; 4096 + 512]>,
+    words: Box<[u8; SCRATCH]>,
     acc: Vec<f32>,
     total: Vec<f32>,
 }
@@ -115,7 +137,7 @@ impl Scratch {
         let len = RUN_TILES * max_rows.max(1) * TILE_ROWS;
         Self {
             tile: Box::new(Tile::zeroed()),
-            words: Box::new([0; 4096 + 512]),
+            words: Box::new([0; SCRATCH]),
             acc: vec![0.0; len],
             total: vec![0.0; len],
         }
@@ -138,18 +160,42 @@ pub(crate) unsafe fn product_run(
     };
     let Some(shape) = BlockShape::of(p.matrix.ty) else { return };
     let (n, k) = (p.input.rows, p.input.k);
+    if n <= PANEL && fused::has(p.matrix.ty) {
+        for tile in first..first + count {
+            let mut row = 0;
+            while row < n {
+                let x = panel_block(class, &p.input, row, 0);
+                let lanes = scratch.acc.as_mut_ptr();
+                climb(&kernels.fused, x, lanes, |kernel, x, lanes| {
+                    kernel(&p.matrix, shape, tile, x, &mut scratch.words, lanes);
+                });
+                for t in 0..x.width {
+                    (kernels.finish)(p, tile, row + t, lanes.add(t * TILE_ROWS));
+                }
+                row += x.width;
+            }
+        }
+        return;
+    }
     let values = count * n * TILE_ROWS;
     let segments = p.matrix.segments;
     for segment in 0..segments.count() {
         scratch.acc[..values].fill(0.0);
         for block in segments.range(segment) {
             for tile in 0..count {
-                fetch(kernels, &p.matrix, class, shape, first + tile, block, scratch);
+                let (words, extra) = fetch(&p.matrix, shape, first + tile, block, &mut scratch.words);
                 let acc = scratch.acc.as_mut_ptr().add(tile * n * TILE_ROWS);
                 let inputs = (k - block * 256).min(256);
-                for row in (0..n).step_by(PANEL) {
-                    let acc = acc.add(row * TILE_ROWS);
-                    panel(kernels, class, &scratch.tile, &p.input, row, block, inputs, acc);
+                let unpack = if class.is_super() { kernels.unpack_super } else { kernels.unpack_small };
+                unpack(p.matrix.ty, words, extra, inputs, &mut scratch.tile);
+                let ladder = &kernels.panels[class.variant()];
+                let mut row = 0;
+                while row < n {
+                    let x = panel_block(class, &p.input, row, block);
+                    climb(ladder, x, acc.add(row * TILE_ROWS), |kernel, x, acc| {
+                        kernel(&scratch.tile, class.offset(), inputs, x, acc);
+                    });
+                    row += x.width;
                 }
             }
         }
@@ -170,79 +216,85 @@ pub(crate) unsafe fn product_run(
     }
 }
 
-/// Unpacks 256 inputs of one row tile into `scratch.tile`.
-unsafe fn fetch(
-    kernels: &Kernels,
+/// The transposed words and odd scales of 256 inputs of one row tile.
+#[inline(always)]
+pub(super) unsafe fn fetch(
     m: &MatrixView,
-    class: Class,
     shape: BlockShape,
     tile: usize,
     block: usize,
-    scratch: &mut Scratch,
-) {
-    let inputs = (m.cols - block * 256).min(256);
+    scratch: &mut [u8; SCRATCH],
+) -> (*const u8, *const u8) {
     // Blocks of the type in 256 inputs.
     let per = (256 / shape.len).max(1);
-    let count = inputs.div_ceil(shape.len);
-    let (words, extra) = match m.storage {
+    match m.storage {
         Storage::Repacked(base) => {
             let blocks = m.cols / shape.len;
             let base = base.add(tile * m.tile_stride(shape));
             let words = base.add(block * per * shape.word_bytes());
             (words, base.add(blocks * shape.word_bytes() + block * per * shape.extra_bytes()))
         }
-        Storage::Native(base) => {
-            let mut rows = [base; TILE_ROWS];
-            for (r, row) in rows.iter_mut().enumerate() {
-                // A last tile that is not full repeats the last row; `finish` drops it.
-                let index = (tile * TILE_ROWS + r).min(m.rows - 1);
-                *row = base.add(index * m.row_bytes + block * per * shape.bytes);
-            }
-            let words = scratch.words.as_mut_ptr();
-            let extra = words.add(4096);
-            shape.transpose(&rows, count, words, extra);
-            (words.cast_const(), extra.cast_const())
-        }
-    };
-    let unpack = if class.is_super() { kernels.unpack_super } else { kernels.unpack_small };
-    unpack(m.ty, words, extra, inputs, &mut scratch.tile);
+        Storage::Native(base) => transpose_native(m, shape, base, tile, block, scratch),
+    }
 }
 
-/// Multiplies the tile with the panel that begins at `row`.
-unsafe fn panel(
-    kernels: &Kernels,
-    class: Class,
-    tile: &Tile,
-    input: &Input,
-    row: usize,
+/// Out of line: it would crowd the registers of its callers.
+#[inline(never)]
+unsafe fn transpose_native(
+    m: &MatrixView,
+    shape: BlockShape,
+    base: *const u8,
+    tile: usize,
     block: usize,
-    inputs: usize,
-    acc: *mut f32,
-) {
-    let width = (input.rows - row).min(PANEL);
+    scratch: &mut [u8; SCRATCH],
+) -> (*const u8, *const u8) {
+    let per = (256 / shape.len).max(1);
+    let count = (m.cols - block * 256).min(256).div_ceil(shape.len);
+    let mut rows = [base; TILE_ROWS];
+    for (r, row) in rows.iter_mut().enumerate() {
+        // A last tile that is not full repeats the last row; `finish` drops it.
+        let index = (tile * TILE_ROWS + r).min(m.rows - 1);
+        *row = base.add(index * m.row_bytes + block * per * shape.bytes);
+    }
+    let words = scratch.as_mut_ptr();
+    let extra = words.add(4096);
+    shape.transpose(&rows, count, words, extra);
+    (words.cast_const(), extra.cast_const())
+}
+
+/// One block of the panel that begins at `row`.
+unsafe fn panel_block(class: Class, input: &Input, row: usize, block: usize) -> PanelBlock {
+    let (_, width) = panel_of(row, input.rows);
     let k = input.k;
-    let x = if class.is_super() {
+    if class.is_super() {
         let s = &input.super_blocks;
-        let pairs_of_16 = matches!(class, Class::Mins { group: 16 } | Class::Offset { group: 16, .. });
-        let sums =
-            s.sums.add(row * (k / 256) * 12 + block * 12 * width + if pairs_of_16 { 0 } else { 8 * width });
+        let sums = s.sums.add(row * (k / 256) * SUPER_SUMS + block * SUPER_SUMS * width);
         let d = s.d.add(row * (k / 256) + block * width);
-        PanelBlock { q: s.q.add(row * k + block * 256 * width), d, sums, width }
-    } else {
-        let s = &input.small_blocks;
-        let sums = s.sums.add(row * (k / 32) * 3);
-        let of_16 = matches!(class, Class::Small { group: 16, .. });
-        let at = if of_16 { (k / 32 + block * 16) * width } else { block * 8 * width };
-        let d = s.d.add(row * (k / 32) + block * 8 * width);
-        PanelBlock { q: s.q.add(row * k + block * 256 * width), d, sums: sums.add(at), width }
-    };
-    let ladder = &kernels.panels[class.variant()];
+        return PanelBlock { q: s.q.add(row * k + block * 256 * width), d, sums, width };
+    }
+    let s = &input.small_blocks;
+    let sums = s.sums.add(row * (k / 32) * 3);
+    let of_16 = matches!(class, Class::Small { group: 16, .. });
+    let at = if of_16 { (k / 32 + block * 16) * width } else { block * 8 * width };
+    let d = s.d.add(row * (k / 32) + block * 8 * width);
+    PanelBlock { q: s.q.add(row * k + block * 256 * width), d, sums: sums.add(at), width }
+}
+
+/// Goes through the rows of a panel with the widest kernels that fit.
+#[inline]
+unsafe fn climb<K: Copy>(
+    ladder: &[Option<K>; 4],
+    x: PanelBlock,
+    acc: *mut f32,
+    mut call: impl FnMut(K, PanelBlock, *mut f32),
+) {
     let (mut t, mut step) = (0, PANEL.trailing_zeros() as usize);
-    while t < width {
+    while t < x.width {
         match ladder[step] {
-            Some(kernel) if t + (1 << step) <= width => {
-                let x = PanelBlock { q: x.q.add(4 * t), d: x.d.add(t), sums: x.sums.add(t), width };
-                kernel(tile, class.offset(), inputs, x, acc.add(t * TILE_ROWS));
+            Some(kernel) if t + (1 << step) <= x.width => {
+                let part =
+                    PanelBlock { q: x.q.add(4 * t), d: x.d.add(t), sums: x.sums.add(t), width: x.width };
+                call(kernel, part, acc.add(t * TILE_ROWS));
                 t += 1 << step;
             }
             _ => step -= 1,
@@ -273,7 +325,14 @@ pub(crate) unsafe fn finish<S: Simd>(p: &Product, tile: usize, row: usize, lanes
         S::f_store(at, v);
     }
     let count = (p.matrix.rows - tile * TILE_ROWS).min(TILE_ROWS);
-    std::ptr::copy_nonoverlapping(lanes, p.out.add(row * p.out_stride + tile * TILE_ROWS), count);
+    let out = p.out.add(row * p.out_stride + tile * TILE_ROWS);
+    if count == TILE_ROWS {
+        for lane in (0..TILE_ROWS).step_by(S::N) {
+            S::f_store(out.add(lane), S::f_load(lanes.add(lane)));
+        }
+    } else {
+        std::ptr::copy_nonoverlapping(lanes, out, count);
+    }
 }
 
 /// Float weights: 16 partial sums by `k % 16`, then a tree.
@@ -314,21 +373,12 @@ unsafe fn float_dots<S: Simd, const BYTES: usize, const BF16: bool>(
 ) -> [f32; 4] {
     let parts = 16 / S::N;
     let mut acc = [[S::f_splat(0.0); 4]; 4];
-    let load = |p: *const u8| {
-        if BYTES == 4 {
-            S::f_load(p.cast())
-        } else if BF16 {
-            S::f_load_bf16(p.cast())
-        } else {
-            S::f_load_f16(p.cast())
-        }
-    };
     for at in (0..k / 16 * 16).step_by(16) {
         for part in 0..parts {
             let i = at + part * S::N;
             let xv = S::f_load(x.add(i));
             for r in 0..4 {
-                acc[r][part] = S::f_fma(load(w[r].add(i * BYTES)), xv, acc[r][part]);
+                acc[r][part] = S::f_fma(load_float::<S, BYTES, BF16>(w[r].add(i * BYTES)), xv, acc[r][part]);
             }
         }
     }
@@ -342,15 +392,32 @@ unsafe fn float_dots<S: Simd, const BYTES: usize, const BF16: bool>(
             std::ptr::copy_nonoverlapping(w[r].add(at * BYTES), ws.as_mut_ptr(), rest * BYTES);
             for part in 0..parts {
                 let xv = S::f_load(xs.as_ptr().add(part * S::N));
-                acc[r][part] = S::f_fma(load(ws.as_ptr().add(part * S::N * BYTES)), xv, acc[r][part]);
+                acc[r][part] = S::f_fma(
+                    load_float::<S, BYTES, BF16>(ws.as_ptr().add(part * S::N * BYTES)),
+                    xv,
+                    acc[r][part],
+                );
             }
         }
     }
-    acc.map(|acc| {
+    let mut sums = [0.0f32; 4];
+    for (sum, acc) in sums.iter_mut().zip(&acc) {
         let mut lanes = [0.0f32; 16];
-        for (part, &a) in acc.iter().enumerate().take(parts) {
-            S::f_store(lanes.as_mut_ptr().add(part * S::N), a);
+        for part in 0..parts {
+            S::f_store(lanes.as_mut_ptr().add(part * S::N), acc[part]);
         }
-        tree_sum(&lanes)
-    })
+        *sum = tree_sum(&lanes);
+    }
+    sums
+}
+
+#[inline(always)]
+unsafe fn load_float<S: Simd, const BYTES: usize, const BF16: bool>(p: *const u8) -> S::F {
+    if BYTES == 4 {
+        S::f_load(p.cast())
+    } else if BF16 {
+        S::f_load_bf16(p.cast())
+    } else {
+        S::f_load_f16(p.cast())
+    }
 }

@@ -14,6 +14,7 @@
 )]
 
 pub(crate) mod attention;
+pub(crate) mod fused;
 pub(crate) mod layout;
 mod math;
 pub(crate) mod matmul;
@@ -30,7 +31,8 @@ use muser_kv::BlockId;
 use self::tile::PanelBlock;
 use crate::isa::Isa;
 use attention::KvView;
-use matmul::Product;
+use layout::BlockShape;
+use matmul::{MatrixView, Product, SCRATCH};
 use rows::QuantTarget;
 use unpack::Tile;
 
@@ -39,11 +41,17 @@ pub(crate) type PanelKernel = unsafe fn(&Tile, i32, usize, PanelBlock, *mut f32)
 /// Type, words, extra scales, inputs, target.
 pub(crate) type UnpackKernel = unsafe fn(GgmlType, *const u8, *const u8, usize, &mut Tile);
 
+/// Matrix, shape of its blocks, row tile, first block of a panel, working memory, sums.
+pub(crate) type FusedKernel =
+    unsafe fn(&MatrixView, BlockShape, usize, PanelBlock, &mut [u8; SCRATCH], *mut f32);
+
 /// Compiled kernels of one instruction set; each is described at the generic function of its name.
 #[derive(Clone, Copy)]
 pub(crate) struct Kernels {
     /// By variant of the type's class, then by the binary logarithm of the number of rows.
-    pub(crate) panels: [[Option<PanelKernel>; 4]; 8],
+    pub(crate) panels: [[Option<PanelKernel>; 4]; 9],
+    /// By the binary logarithm of the number of rows.
+    pub(crate) fused: [Option<FusedKernel>; 4],
     pub(crate) unpack_super: UnpackKernel,
     pub(crate) unpack_small: UnpackKernel,
     pub(crate) float_run: unsafe fn(&Product, usize, usize),
@@ -77,14 +85,20 @@ macro_rules! compile {
             use super::*;
 
             $(#[$attr])*
-            unsafe fn super_panel<const T: usize, const GROUP: usize, const MINS: bool, const WIDE: bool>(
+            unsafe fn super_panel<
+                const T: usize,
+                const GROUP: usize,
+                const MINS: bool,
+                const WIDE: bool,
+                const SIX: bool,
+            >(
                 tile: &Tile,
                 offset: i32,
                 _inputs: usize,
                 x: PanelBlock,
                 acc: *mut f32,
             ) {
-                tile::super_block::<$simd, T, GROUP, MINS, WIDE>(tile, offset, x, acc);
+                tile::super_block::<$simd, T, GROUP, MINS, WIDE, SIX>(tile, offset, x, acc);
             }
             $(#[$attr])*
             unsafe fn small_panel<const T: usize, const GROUP: usize, const MINS: bool, const WIDE: bool>(
@@ -95,6 +109,17 @@ macro_rules! compile {
                 acc: *mut f32,
             ) {
                 tile::small_blocks::<$simd, T, GROUP, MINS, WIDE>(tile, offset, inputs, x, acc);
+            }
+            $(#[$attr])*
+            unsafe fn fused_tile<const T: usize>(
+                m: &MatrixView,
+                shape: BlockShape,
+                tile: usize,
+                x: PanelBlock,
+                scratch: &mut [u8; SCRATCH],
+                out: *mut f32,
+            ) {
+                fused::tile::<$simd, T>(m, shape, tile, x, scratch, out);
             }
             $(#[$attr])*
             unsafe fn unpack_super(
@@ -188,15 +213,17 @@ macro_rules! compile {
 
             pub(super) static TABLE: Kernels = Kernels {
                 panels: [
-                    ladder!($rows, super_panel, 16, true, false),
-                    ladder!($rows, super_panel, 32, true, false),
-                    ladder!($rows, super_panel, 16, false, false),
-                    ladder!($rows, super_panel, 32, false, true),
+                    ladder!($rows, super_panel, 16, true, false, false),
+                    ladder!($rows, super_panel, 32, true, false, false),
+                    ladder!($rows, super_panel, 16, false, false, false),
+                    ladder!($rows, super_panel, 32, false, true, false),
                     ladder!($rows, small_panel, 16, false, false),
                     ladder!($rows, small_panel, 32, false, false),
                     ladder!($rows, small_panel, 32, false, true),
                     ladder!($rows, small_panel, 32, true, false),
+                    ladder!($rows, super_panel, 16, false, false, true),
                 ],
+                fused: ladder!($rows, fused_tile,),
                 unpack_super,
                 unpack_small,
                 float_run,

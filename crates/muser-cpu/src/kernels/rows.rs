@@ -5,7 +5,7 @@
 use muser_backend::arith;
 
 use super::math::{exp, sigmoid, tree_sum};
-use super::matmul::{PANEL, Panels};
+use super::matmul::{Panels, SUPER_SUMS, panel_of};
 use crate::simd::Simd;
 
 /// Where a quantised row goes.
@@ -113,8 +113,8 @@ pub(crate) unsafe fn quantize<S: Simd>(
     to: usize,
     target: &QuantTarget,
 ) {
-    let width = (target.rows - row / PANEL * PANEL).min(PANEL);
-    let (panel_row, t) = (row / PANEL * PANEL, row % PANEL);
+    let (panel_row, width) = panel_of(row, target.rows);
+    let t = row - panel_row;
     let k = target.k;
     let mut codes = [0i8; 256];
     for at in (from..to).step_by(256) {
@@ -124,7 +124,7 @@ pub(crate) unsafe fn quantize<S: Simd>(
             let d = quantize_block::<S>(x.add(at), &mut codes[..len]);
             *p.d.add(panel_row * (k / 256) + block * width + t) = d;
             store_codes(&codes[..len], p.q.add(panel_row * k + at * width), width, t);
-            let sums = p.sums.add(panel_row * (k / 256) * 12 + block * 12 * width + t);
+            let sums = p.sums.add(panel_row * (k / 256) * SUPER_SUMS + block * SUPER_SUMS * width + t);
             let s16: [i32; 16] =
                 std::array::from_fn(|g| codes[16 * g..16 * g + 16].iter().map(|&q| i32::from(q)).sum());
             let s32: [i32; 8] = std::array::from_fn(|g| s16[2 * g] + s16[2 * g + 1]);
@@ -137,6 +137,9 @@ pub(crate) unsafe fn quantize<S: Simd>(
             }
             for i in 0..4 {
                 *sums.add((8 + i) * width) = pair(&s32, i);
+            }
+            for (i, sum) in s16.iter().enumerate() {
+                *sums.add((12 + i) * width) = -32 * sum;
             }
         }
         if let Some(p) = target.small_blocks {
@@ -247,21 +250,22 @@ pub(crate) unsafe fn gate<S: Simd>(o: *mut f32, g: *const f32, len: usize) {
 /// Both are valid for `len` values.
 #[inline(always)]
 pub(crate) unsafe fn silu_mul<S: Simd>(gate: *const f32, up: *mut f32, len: usize) {
-    let one = S::f_splat(1.0);
-    let value = |g: S::F, u: S::F| {
-        let e = exp::<S>(S::f_sub(S::f_splat(0.0), g));
-        S::f_mul(S::f_div(g, S::f_add(one, e)), u)
-    };
     let whole = len / S::N * S::N;
     for i in (0..whole).step_by(S::N) {
-        S::f_store(up.add(i), value(S::f_load(gate.add(i)), S::f_load(up.add(i))));
+        S::f_store(up.add(i), silu_times::<S>(S::f_load(gate.add(i)), S::f_load(up.add(i))));
     }
     if whole < len {
         let mut pad = [[0.0f32; 16]; 2];
         std::ptr::copy_nonoverlapping(gate.add(whole), pad[0].as_mut_ptr(), len - whole);
         std::ptr::copy_nonoverlapping(up.add(whole), pad[1].as_mut_ptr(), len - whole);
-        let v = value(S::f_load(pad[0].as_ptr()), S::f_load(pad[1].as_ptr()));
+        let v = silu_times::<S>(S::f_load(pad[0].as_ptr()), S::f_load(pad[1].as_ptr()));
         S::f_store(pad[1].as_mut_ptr(), v);
         std::ptr::copy_nonoverlapping(pad[1].as_ptr(), up.add(whole), len - whole);
     }
+}
+
+#[inline(always)]
+unsafe fn silu_times<S: Simd>(g: S::F, u: S::F) -> S::F {
+    let e = exp::<S>(S::f_sub(S::f_splat(0.0), g));
+    S::f_mul(S::f_div(g, S::f_add(S::f_splat(1.0), e)), u)
 }

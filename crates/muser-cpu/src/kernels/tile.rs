@@ -20,13 +20,19 @@ pub(crate) struct PanelBlock {
     pub(crate) q: *const u8,
     /// Scales: `[width]` (super-block types) or `[8][width]`.
     pub(crate) d: *const f32,
-    /// Group sums: pairs `[8 or 4][width]` for super-block types, i32 `[16 or 8][width]` else.
+    /// Group sums: `[28][width]` for super-block types, i32 `[16 or 8][width]` else.
     pub(crate) sums: *const i32,
     /// Rows of the panel; a kernel works on `T` of them.
     pub(crate) width: usize,
 }
 
-/// Super-block types: adds one block to `acc[t][16]`.
+/// Words between the same place of consecutive groups: known at compile time where there is a kernel of every width.
+#[inline(always)]
+pub(super) fn stride<S: Simd, const T: usize>(x: PanelBlock) -> usize {
+    if S::N == 16 { T } else { x.width }
+}
+
+/// Super-block types: adds one block to `acc[t][16]`. `SIX` is for Q6_K, whose offset goes in with the group sums.
 ///
 /// # Safety
 /// `acc` is writable for `16 T` values, the panel block is complete.
@@ -37,12 +43,14 @@ pub(super) unsafe fn super_block<
     const GROUP: usize,
     const MINS: bool,
     const WIDE: bool,
+    const SIX: bool,
 >(
     tile: &Tile,
     offset: i32,
     x: PanelBlock,
     acc: *mut f32,
 ) {
+    let width = stride::<S, T>(x);
     let groups = 256 / GROUP;
     let words = GROUP / 4;
     for lane in (0..16).step_by(S::N) {
@@ -50,11 +58,16 @@ pub(super) unsafe fn super_block<
         let codes = tile.codes.as_ptr().add(lane * 4);
         for g in 0..groups {
             let mut dot = [S::i_splat(0); T];
+            if SIX {
+                for (t, dot) in dot.iter_mut().enumerate() {
+                    *dot = S::i_splat(*x.sums.add((12 + g) * width + t));
+                }
+            }
             for j in 0..words {
                 let at = g * words + j;
                 let w = S::i_load(codes.add(at * 64));
                 for (t, dot) in dot.iter_mut().enumerate() {
-                    let xq = S::i_splat(x.q.add((at * x.width + t) * 4).cast::<i32>().read_unaligned());
+                    let xq = S::i_splat(x.q.add((at * width + t) * 4).cast::<i32>().read_unaligned());
                     *dot = if WIDE { S::dp4_wide(*dot, w, xq) } else { S::dp4(*dot, w, xq) };
                 }
             }
@@ -64,10 +77,11 @@ pub(super) unsafe fn super_block<
             }
         }
         let mut psum = [S::i_splat(0); T];
-        for p in 0..groups / 2 {
+        let first_pair = if GROUP == 16 { 0 } else { 8 };
+        for p in 0..if SIX { 0 } else { groups / 2 } {
             let pair = S::i_load(tile.pairs.as_ptr().add(p * 16 + lane).cast());
             for (t, psum) in psum.iter_mut().enumerate() {
-                *psum = S::dp2(*psum, pair, S::i_splat(*x.sums.add(p * x.width + t)));
+                *psum = S::dp2(*psum, pair, S::i_splat(*x.sums.add((first_pair + p) * width + t)));
             }
         }
         let d = S::f_load(tile.d.as_ptr().add(lane));
@@ -75,7 +89,8 @@ pub(super) unsafe fn super_block<
         for t in 0..T {
             let at = acc.add(t * TILE_ROWS + lane);
             let dx = S::f_splat(*x.d.add(t));
-            let sum = if MINS { isum[t] } else { S::i_sub(isum[t], S::i_mul(psum[t], S::i_splat(offset))) };
+            let sum =
+                if MINS || SIX { isum[t] } else { S::i_sub(isum[t], S::i_mul(psum[t], S::i_splat(offset))) };
             let mut a = S::f_fma(S::f_from_i(sum), S::f_mul(d, dx), S::f_load(at));
             if MINS {
                 a = S::f_fnma(S::f_from_i(psum[t]), S::f_mul(m, dx), a);
@@ -103,6 +118,7 @@ pub(super) unsafe fn small_blocks<
     x: PanelBlock,
     acc: *mut f32,
 ) {
+    let width = stride::<S, T>(x);
     let words = GROUP / 4;
     for lane in (0..16).step_by(S::N) {
         let mut a = [S::f_splat(0.0); T];
@@ -114,24 +130,24 @@ pub(super) unsafe fn small_blocks<
             let mut dot = [S::i_splat(0); T];
             if !MINS {
                 for (t, dot) in dot.iter_mut().enumerate() {
-                    *dot = S::i_splat((*x.sums.add(g * x.width + t)).wrapping_mul(-offset));
+                    *dot = S::i_splat((*x.sums.add(g * width + t)).wrapping_mul(-offset));
                 }
             }
             for j in 0..words {
                 let at = g * words + j;
                 let w = S::i_load(codes.add(at * 64));
                 for (t, dot) in dot.iter_mut().enumerate() {
-                    let xq = S::i_splat(x.q.add((at * x.width + t) * 4).cast::<i32>().read_unaligned());
+                    let xq = S::i_splat(x.q.add((at * width + t) * 4).cast::<i32>().read_unaligned());
                     *dot = if WIDE { S::dp4_wide(*dot, w, xq) } else { S::dp4(*dot, w, xq) };
                 }
             }
             let d = S::f_load(tile.d.as_ptr().add(g * 16 + lane));
             for t in 0..T {
-                let dx = S::f_splat(*x.d.add(g * GROUP / 32 * x.width + t));
+                let dx = S::f_splat(*x.d.add(g * GROUP / 32 * width + t));
                 a[t] = S::f_fma(S::f_from_i(dot[t]), S::f_mul(d, dx), a[t]);
                 if MINS {
                     let m = S::f_load(tile.m.as_ptr().add(g * 16 + lane));
-                    let sum = S::f_splat(*x.sums.add(g * x.width + t) as f32);
+                    let sum = S::f_splat(*x.sums.add(g * width + t) as f32);
                     a[t] = S::f_fma(sum, S::f_mul(m, dx), a[t]);
                 }
             }

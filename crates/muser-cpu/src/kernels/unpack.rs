@@ -67,6 +67,7 @@ impl Class {
         match self {
             Self::Mins { group: 16 } => 0,
             Self::Mins { .. } => 1,
+            Self::Offset { group: 16, offset: 32, .. } => 8,
             Self::Offset { group: 16, .. } => 2,
             Self::Offset { .. } => 3,
             Self::Small { group: 16, .. } => 4,
@@ -98,16 +99,29 @@ const FP4_CODES: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6
 const NIBBLE: i32 = 0x0f0f_0f0f;
 
 /// Reads the words of one tile at lane offset `lane`.
-struct Words<S> {
+pub(super) struct Words<S> {
     words: *const u8,
-    lane: usize,
+    pub(super) lane: usize,
     simd: std::marker::PhantomData<S>,
 }
 
 impl<S: Simd> Words<S> {
     #[inline(always)]
-    unsafe fn get(&self, j: usize) -> S::I {
+    pub(super) fn new(words: *const u8, lane: usize) -> Self {
+        Self { words, lane, simd: std::marker::PhantomData }
+    }
+
+    #[inline(always)]
+    pub(super) unsafe fn get(&self, j: usize) -> S::I {
         S::i_load(self.words.add(j * 64 + self.lane * 4))
+    }
+
+    /// Prefetches what lies `ahead` bytes after word `j`.
+    #[inline(always)]
+    pub(super) unsafe fn ask(&self, j: usize, ahead: usize) {
+        if self.lane == 0 {
+            S::prefetch(self.words.wrapping_add(j * 64 + ahead));
+        }
     }
 }
 
@@ -128,18 +142,18 @@ unsafe fn put_pair<S: Simd>(tile: &mut Tile, pair: usize, lane: usize, value: S:
 }
 
 #[inline(always)]
-unsafe fn low_nibbles<S: Simd>(v: S::I) -> S::I {
+pub(super) unsafe fn low_nibbles<S: Simd>(v: S::I) -> S::I {
     S::i_and(v, S::i_splat(NIBBLE))
 }
 
 #[inline(always)]
-unsafe fn high_nibbles<S: Simd>(v: S::I) -> S::I {
+pub(super) unsafe fn high_nibbles<S: Simd>(v: S::I) -> S::I {
     S::i_and(S::i_shr::<4>(v), S::i_splat(NIBBLE))
 }
 
 /// Shifts right by a count that is a constant after unrolling.
 #[inline(always)]
-unsafe fn shift_right<S: Simd>(v: S::I, count: usize) -> S::I {
+pub(super) unsafe fn shift_right<S: Simd>(v: S::I, count: usize) -> S::I {
     match count {
         0 => v,
         1 => S::i_shr::<1>(v),
@@ -201,11 +215,11 @@ unsafe fn spread_bits<S: Simd>(bits: S::I) -> S::I {
 unsafe fn six_bit_scales<S: Simd>(tile: &mut Tile, lane: usize, s: [S::I; 3]) {
     let six = S::i_splat(0x3f3f_3f3f);
     let two = S::i_splat(0x0303_0303);
-    let high = |v: S::I| S::i_shl::<4>(S::i_and(S::i_shr::<6>(v), two));
+    let (top0, top1) = (S::i_and(S::i_shr::<6>(s[0]), two), S::i_and(S::i_shr::<6>(s[1]), two));
     put_byte_scales::<S>(tile, 0, lane, S::i_and(s[0], six));
-    put_byte_scales::<S>(tile, 1, lane, S::i_or(low_nibbles::<S>(s[2]), high(s[0])));
+    put_byte_scales::<S>(tile, 1, lane, S::i_or(low_nibbles::<S>(s[2]), S::i_shl::<4>(top0)));
     put_byte_pairs::<S>(tile, 0, lane, S::i_and(s[1], six));
-    put_byte_pairs::<S>(tile, 1, lane, S::i_or(high_nibbles::<S>(s[2]), high(s[1])));
+    put_byte_pairs::<S>(tile, 1, lane, S::i_or(high_nibbles::<S>(s[2]), S::i_shl::<4>(top1)));
 }
 
 /// `d` in the low half and `m` in the high half of a word.
@@ -234,7 +248,7 @@ pub(super) unsafe fn unpack_super<S: Simd>(
     tile: &mut Tile,
 ) {
     for lane in (0..16).step_by(S::N) {
-        let w = Words::<S> { words, lane, simd: std::marker::PhantomData };
+        let w = Words::<S>::new(words, lane);
         match ty {
             GgmlType::Q4_K => {
                 put_d_m::<S>(tile, 0, lane, w.get(0));
@@ -296,11 +310,25 @@ pub(super) unsafe fn unpack_super<S: Simd>(
                         let a = w.get(16 * n + j);
                         let b = w.get(16 * n + 8 + j);
                         let at = 32 * n + j;
-                        let quarter = |low: S::I, high: S::I| S::i_or(low, S::i_and(high, two));
-                        put::<S>(tile, at, lane, quarter(low_nibbles::<S>(a), S::i_shl::<4>(high)));
-                        put::<S>(tile, at + 8, lane, quarter(low_nibbles::<S>(b), S::i_shl::<2>(high)));
-                        put::<S>(tile, at + 16, lane, quarter(high_nibbles::<S>(a), high));
-                        put::<S>(tile, at + 24, lane, quarter(high_nibbles::<S>(b), S::i_shr::<2>(high)));
+                        put::<S>(
+                            tile,
+                            at,
+                            lane,
+                            S::i_or(low_nibbles::<S>(a), S::i_and(S::i_shl::<4>(high), two)),
+                        );
+                        put::<S>(
+                            tile,
+                            at + 8,
+                            lane,
+                            S::i_or(low_nibbles::<S>(b), S::i_and(S::i_shl::<2>(high), two)),
+                        );
+                        put::<S>(tile, at + 16, lane, S::i_or(high_nibbles::<S>(a), S::i_and(high, two)));
+                        put::<S>(
+                            tile,
+                            at + 24,
+                            lane,
+                            S::i_or(high_nibbles::<S>(b), S::i_and(S::i_shr::<2>(high), two)),
+                        );
                     }
                 }
             }
@@ -420,21 +448,16 @@ pub(super) unsafe fn unpack_small<S: Simd>(
     for lane in (0..16).step_by(S::N) {
         if ty == GgmlType::NVFP4 {
             for block in 0..inputs / 64 {
-                let w = Words::<S> { words: words.add(block * 9 * 64), lane, simd: std::marker::PhantomData };
+                let w = Words::<S>::new(words.add(block * 9 * 64), lane);
                 unpack_nvfp4::<S>(&w, block, tile);
             }
             continue;
         }
         for block in 0..inputs / 32 {
-            let at = |words_per_block: usize| Words::<S> {
-                words: words.add(block * words_per_block * 64),
-                lane,
-                simd: std::marker::PhantomData,
-            };
             match ty {
                 GgmlType::Q8_0 => {
                     put_d_half::<S>(tile, block, lane, extra);
-                    let w = at(8);
+                    let w = Words::<S>::new(words.add(block * 8 * 64), lane);
                     for j in 0..8 {
                         let code = S::i_xor(w.get(j), S::i_splat(0x8080_8080_u32 as i32));
                         put::<S>(tile, 8 * block + j, lane, code);
@@ -442,11 +465,16 @@ pub(super) unsafe fn unpack_small<S: Simd>(
                 }
                 GgmlType::Q4_0 => {
                     put_d_half::<S>(tile, block, lane, extra);
-                    nibble_block::<S>(&at(4), 0, block, tile);
+                    nibble_block::<S>(&Words::<S>::new(words.add(block * 4 * 64), lane), 0, block, tile);
                 }
                 GgmlType::IQ4_NL => {
                     put_d_half::<S>(tile, block, lane, extra);
-                    lookup_block::<S>(&at(4), &IQ4_CODES, block, tile);
+                    lookup_block::<S>(
+                        &Words::<S>::new(words.add(block * 4 * 64), lane),
+                        &IQ4_CODES,
+                        block,
+                        tile,
+                    );
                 }
                 GgmlType::MXFP4 => {
                     let mut bits = [0i32; 16];
@@ -459,19 +487,24 @@ pub(super) unsafe fn unpack_small<S: Simd>(
                         tile.d.as_mut_ptr().add(block * 16 + lane).cast(),
                         S::i_load(bits.as_ptr().cast()),
                     );
-                    lookup_block::<S>(&at(4), &FP4_CODES, block, tile);
+                    lookup_block::<S>(
+                        &Words::<S>::new(words.add(block * 4 * 64), lane),
+                        &FP4_CODES,
+                        block,
+                        tile,
+                    );
                 }
                 GgmlType::Q4_1 => {
-                    let w = at(5);
+                    let w = Words::<S>::new(words.add(block * 5 * 64), lane);
                     put_d_m::<S>(tile, block, lane, w.get(0));
                     nibble_block::<S>(&w, 1, block, tile);
                 }
                 GgmlType::Q5_0 => {
                     put_d_half::<S>(tile, block, lane, extra);
-                    five_bit_block::<S>(&at(5), 0, block, tile);
+                    five_bit_block::<S>(&Words::<S>::new(words.add(block * 5 * 64), lane), 0, block, tile);
                 }
                 GgmlType::Q5_1 => {
-                    let w = at(6);
+                    let w = Words::<S>::new(words.add(block * 6 * 64), lane);
                     put_d_m::<S>(tile, block, lane, w.get(0));
                     five_bit_block::<S>(&w, 1, block, tile);
                 }

@@ -16,9 +16,10 @@ type F = __m256;
 type I = __m256i;
 
 macro_rules! eight_lanes {
-    ($name:ty, $dp4:expr, $dp4_wide:expr, $dp2:expr) => {
+    ($name:ty, $any:literal, $dp4:expr, $dp4_wide:expr, $dp2:expr) => {
         impl Simd for $name {
             const N: usize = 8;
+            const ANY_BYTE: bool = $any;
             const QUERIES: usize = 4;
             type F = F;
             type I = I;
@@ -207,5 +208,5 @@ unsafe fn dp2_madd(acc: I, a: I, b: I) -> I {
     _mm256_add_epi32(acc, _mm256_madd_epi16(a, b))
 }
 
-eight_lanes!(Avx2, dp4_madd, dp4_madd_wide, dp2_madd);
-eight_lanes!(AvxVnni, _mm256_dpbusd_avx_epi32, _mm256_dpbusd_avx_epi32, _mm256_dpwssd_avx_epi32);
+eight_lanes!(Avx2, false, dp4_madd, dp4_madd_wide, dp2_madd);
+eight_lanes!(AvxVnni, true, _mm256_dpbusd_avx_epi32, _mm256_dpbusd_avx_epi32, _mm256_dpwssd_avx_epi32);

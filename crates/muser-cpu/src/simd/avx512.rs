@@ -13,6 +13,7 @@ type I = __m512i;
 
 impl Simd for Avx512 {
     const N: usize = 16;
+    const ANY_BYTE: bool = true;
     const QUERIES: usize = 8;
     type F = F;
     type I = I;

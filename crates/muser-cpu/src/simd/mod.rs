@@ -29,6 +29,8 @@ pub(crate) trait Simd: Copy + 'static {
     const N: usize;
     /// Queries that attention keeps in registers at once.
     const QUERIES: usize;
+    /// Does [`Simd::dp4`] take any unsigned byte?
+    const ANY_BYTE: bool;
     /// `N` f32.
     type F: Copy;
     /// `N` i32, or `4 N` bytes.

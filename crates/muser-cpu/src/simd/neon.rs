@@ -29,6 +29,7 @@ unsafe fn sdot(acc: I, a: int8x16_t, b: int8x16_t) -> I {
 
 impl Simd for Neon {
     const N: usize = 4;
+    const ANY_BYTE: bool = false;
     const QUERIES: usize = 4;
     type F = F;
     type I = I;

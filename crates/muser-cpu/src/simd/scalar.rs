@@ -23,6 +23,7 @@ fn map2<A: Copy, B: Copy, R: Copy + Default>(a: [A; N], b: [B; N], f: impl Fn(A,
 
 impl Simd for Scalar {
     const N: usize = N;
+    const ANY_BYTE: bool = true;
     const QUERIES: usize = 4;
     type F = F;
     type I = I;

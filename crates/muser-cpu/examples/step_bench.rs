@@ -1,0 +1,173 @@
+//! Times the executor alone, for tuning kernels: prefill, decode at depths, several rows per step.
+//!
+//! `step_bench MODEL [--threads N] [--prompt 512,2048] [--depth 0,2048] [--gen 32] [--rows 1,8] [--reps 3] [--repack
+//! auto|on|off] [--probe] [--cpu-time]`. With `--cpu-time` (and one thread) rates count processor time, which other
+//! programs disturb less. Prints one line per test: median and best. `muser bench` is the command for figures that are
+//! quoted.
+#![allow(clippy::print_stdout, reason = "a command")]
+#![allow(unsafe_code, reason = "asks the system for the processor time")]
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use muser_backend::{Executor, KvCapacity, Row, RowInput, RowWants, StepBatch, StepOutput};
+use muser_cpu::{BandwidthProbe, CpuExecutor, CpuOptions, Repack};
+use muser_kv::BlockId;
+use muser_model::Model;
+
+struct Session {
+    executor: CpuExecutor,
+    table: Vec<BlockId>,
+    vocab: usize,
+    batch: StepBatch,
+    out: StepOutput,
+}
+
+impl Session {
+    /// One step of `rows` rows from position `pos`; only the last row wants logits unless `all`.
+    fn step(&mut self, pos: usize, rows: usize, all: bool) {
+        self.batch.clear();
+        self.batch.push_seq(pos as u32, &self.table, 0, &self.table);
+        for i in 0..rows {
+            let id = ((pos + i) * 7919 + 13) % self.vocab.min(100_000);
+            let wants = RowWants { logits: all || i + 1 == rows, ..RowWants::default() };
+            self.batch.push_row(Row { input: RowInput::Token(id as u32), wants });
+        }
+        self.executor.step(&self.batch, &mut self.out).expect("step");
+    }
+
+    fn prefill(&mut self, len: usize) {
+        let max = self.executor.info().max_rows;
+        for from in (0..len).step_by(max) {
+            self.step(from, max.min(len - from), false);
+        }
+    }
+}
+
+fn main() {
+    let mut args = std::env::args().skip(1);
+    let path = args.next().expect("a model file");
+    let (mut threads, mut repack, mut reps, mut tokens, mut probe) = (None, Repack::Auto, 3, 32, false);
+    let (mut prompts, mut depths, mut rows) = (vec![], vec![], vec![]);
+    let list =
+        |text: String| text.split(',').map(|n| n.parse::<usize>().expect("a number")).collect::<Vec<_>>();
+    while let Some(arg) = args.next() {
+        let mut value = || args.next().expect("a value");
+        match arg.as_str() {
+            "--threads" => threads = Some(value().parse().expect("a number")),
+            "--prompt" => prompts = list(value()),
+            "--depth" => depths = list(value()),
+            "--rows" => rows = list(value()),
+            "--gen" => tokens = value().parse().expect("a number"),
+            "--reps" => reps = value().parse().expect("a number"),
+            "--probe" => probe = true,
+            "--cpu-time" => CPU_TIME.store(true, Ordering::Relaxed),
+            "--repack" => {
+                repack = match value().as_str() {
+                    "on" => Repack::On,
+                    "off" => Repack::Off,
+                    _ => Repack::Auto,
+                }
+            }
+            other => panic!("unknown argument {other}"),
+        }
+    }
+    let start = Instant::now();
+    let model = Model::load(path).expect("model");
+    let bytes = decode_bytes(&model);
+    let vocab = model.geometry.vocab;
+    let executor =
+        CpuExecutor::new(model, CpuOptions { threads, repack, ..CpuOptions::default() }).expect("executor");
+    println!(
+        "{} loaded in {:.2} s, {:?}",
+        executor.info().device,
+        start.elapsed().as_secs_f64(),
+        executor.describe()
+    );
+    let positions =
+        prompts.iter().copied().chain(depths.iter().map(|d| d + tokens + 32)).max().unwrap_or(0).max(512);
+    let blocks = positions.div_ceil(256) as u32 + 1;
+    let mut s = Session {
+        executor,
+        table: (0..blocks).map(BlockId).collect(),
+        vocab,
+        batch: StepBatch::default(),
+        out: StepOutput::default(),
+    };
+    s.executor.allocate_kv(KvCapacity { full: blocks, sliding: blocks }).expect("KV memory");
+    s.step(0, 1, true);
+    println!("first token after {:.2} s", start.elapsed().as_secs_f64());
+    let mut probe = probe.then(|| BandwidthProbe::new(1 << 30, threads, true).expect("probe"));
+    let mut bandwidth = || probe.as_mut().map_or(0.0, |p| p.measure(3).expect("probe").best() / 1e9);
+    let median = |mut v: Vec<f64>| {
+        v.sort_by(f64::total_cmp);
+        (v[v.len() / 2], v[v.len() - 1])
+    };
+    for &n in &prompts {
+        let rates = (0..reps).map(|_| timed(|| s.prefill(n), n)).collect();
+        let (mid, best) = median(rates);
+        println!("pp{n}: {mid:.2} tok/s (best {best:.2})");
+    }
+    for &depth in &depths {
+        s.prefill(depth);
+        let (mut rates, mut around) = (vec![], vec![]);
+        for _ in 0..reps {
+            around.push(bandwidth());
+            rates.push(timed(|| (0..tokens).for_each(|i| s.step(depth + i, 1, true)), tokens));
+            around.push(bandwidth());
+        }
+        let (mid, best) = median(rates);
+        let (bw, _) = median(around);
+        println!(
+            "tg{tokens}@{depth}: {mid:.2} tok/s (best {best:.2}), {:.2} GB/s of weights, probe {bw:.2} GB/s: {:.0} %",
+            mid * bytes as f64 / 1e9,
+            mid * bytes as f64 / 1e7 / bw
+        );
+    }
+    for &n in &rows {
+        let rates = (0..reps).map(|_| timed(|| (0..8).for_each(|_| s.step(0, n, true)), 8)).collect();
+        let (mid, best) = median(rates);
+        println!("rows{n}: {:.3} ms a step (best {:.3})", 1e3 / mid, 1e3 / best);
+    }
+}
+
+static CPU_TIME: AtomicBool = AtomicBool::new(false);
+
+/// Units per second of `f`, which does `units` of them.
+fn timed(f: impl FnOnce(), units: usize) -> f64 {
+    let start = now();
+    f();
+    units as f64 / (now() - start)
+}
+
+/// Seconds on the chosen clock.
+fn now() -> f64 {
+    let clock =
+        if CPU_TIME.load(Ordering::Relaxed) { libc::CLOCK_PROCESS_CPUTIME_ID } else { libc::CLOCK_MONOTONIC };
+    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: writes one timespec.
+    unsafe { libc::clock_gettime(clock, &raw mut t) };
+    t.tv_sec as f64 + t.tv_nsec as f64 / 1e9
+}
+
+/// Weight bytes that a token reads.
+fn decode_bytes(model: &Model) -> usize {
+    let layers: usize = model
+        .layers
+        .iter()
+        .flat_map(|l| {
+            [
+                &l.attn_q,
+                &l.attn_k,
+                &l.attn_v,
+                &l.attn_gate,
+                &l.attn_output,
+                &l.ffn_gate,
+                &l.ffn_up,
+                &l.ffn_down,
+            ]
+        })
+        .map(|m| m.bytes().len())
+        .sum();
+    layers + model.output.bytes().len()
+}
