@@ -1,8 +1,9 @@
 //! Threads that walk through a step together.
 //!
 //! A job is one closure that all threads run side by side; inside it they share out items by an atomic counter
-//! ([`Worker::share`]) and meet at barriers ([`Worker::barrier`]). The calling thread takes part as worker 0 (it is not
-//! pinned: it belongs to the caller), the others are pinned, one to a core. A hand-off is one store that spinning threads
+//! ([`Worker::share`]) and meet at barriers ([`Worker::barrier`]). Threads are pinned, one to a core; the calling thread
+//! takes part as worker 0 and is pinned only while the job runs (else the scheduler may leave it on the core of a worker
+//! that spins, and the two take turns). A hand-off is one store that spinning threads
 //! see; between jobs they spin for a while and then park.
 //!
 //! Who gets which item is a race and must never change a result. A panic in a job breaks the barrier for the others
@@ -58,6 +59,8 @@ unsafe impl Send for Shared {}
 pub(crate) struct Pool {
     shared: Arc<Shared>,
     handles: Vec<JoinHandle<()>>,
+    /// Processor of worker 0.
+    caller: Option<usize>,
     unpark: Vec<Thread>,
 }
 
@@ -87,12 +90,13 @@ impl Pool {
             parked: (0..threads).map(|_| Line(AtomicBool::new(false))).collect(),
             message: Mutex::new(None),
         });
-        let mut pool = Self { shared, handles: Vec::new(), unpark: Vec::new() };
+        // More threads than cores cannot be pinned one to a core.
+        let cpus = if threads <= topology.processors.len() { topology.processors } else { Vec::new() };
+        let caller = cpus.first().copied().filter(|_| threads > 1);
+        let mut pool = Self { shared, handles: Vec::new(), caller, unpark: Vec::new() };
         for index in 1..threads {
             let shared = Arc::clone(&pool.shared);
-            // More threads than cores cannot be pinned one to a core.
-            let cpu =
-                topology.processors.get(index).copied().filter(|_| threads <= topology.processors.len());
+            let cpu = cpus.get(index).copied();
             let handle = std::thread::Builder::new().name(format!("muser-cpu-{index}")).spawn(move || {
                 if let Some(cpu) = cpu {
                     pin_to(cpu);
@@ -128,10 +132,14 @@ impl Pool {
                 thread.unpark();
             }
         }
+        let pinned = self.caller.map(pin_to);
         run_guarded(shared, 0, job);
         let mut spins = 0;
         while shared.running.0.load(Ordering::Acquire) != 0 {
             relax(&mut spins, shared.spins);
+        }
+        if let Some(pinned) = pinned {
+            pinned.undo();
         }
         if shared.broken.load(Ordering::Acquire) {
             let message = shared.message.lock().unwrap_or_else(PoisonError::into_inner).take();

@@ -99,22 +99,51 @@ fn allowed_processors() -> Vec<usize> {
     Vec::new()
 }
 
+/// Affinity that a thread had before it was pinned.
+pub(crate) struct Pinned {
+    #[cfg(target_os = "linux")]
+    before: Option<libc::cpu_set_t>,
+}
+
 /// Pins the calling thread; failing to is not an error, the thread then floats.
 #[cfg(target_os = "linux")]
-pub(crate) fn pin_to(cpu: usize) {
+pub(crate) fn pin_to(cpu: usize) -> Pinned {
     if cpu >= libc::CPU_SETSIZE as usize {
-        return;
+        return Pinned { before: None };
     }
-    // SAFETY: the set is plain bits, the index is below its size.
+    // SAFETY: the sets are plain bits, the index is below their size, the calls read and write no more than that.
     unsafe {
+        let mut before: libc::cpu_set_t = std::mem::zeroed();
+        let known = libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut before) == 0;
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         libc::CPU_SET(cpu, &mut set);
-        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set);
+        let pinned = libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set) == 0;
+        Pinned { before: (known && pinned).then_some(before) }
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Pinned {
+    /// Gives the calling thread its affinity back: threads that it starts later inherit it.
+    pub(crate) fn undo(self) {
+        if let Some(before) = self.before {
+            // SAFETY: the mask is the one that the system gave.
+            unsafe {
+                libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const before);
+            }
+        }
     }
 }
 
 #[cfg(not(target_os = "linux"))]
-pub(crate) fn pin_to(_cpu: usize) {}
+pub(crate) fn pin_to(_cpu: usize) -> Pinned {
+    Pinned {}
+}
+
+#[cfg(not(target_os = "linux"))]
+impl Pinned {
+    pub(crate) fn undo(self) {}
+}
 
 #[cfg(test)]
 mod tests {
