@@ -6,7 +6,8 @@
 //! cuda_check exact MODEL [SEEDS]        row invariance, import, random schedules (E1, E2, E3)
 //! cuda_check agree MODEL [POSITIONS]    logits against the scalar reference executor
 //! cuda_check synth FILE                 full-size synthetic Q4_K_M file
-//! cuda_check speed MODEL                decode and prefill, against a plain read of device memory
+//! cuda_check greedy MODEL [TOKENS]      greedy ids of ten prompts against the CPU backend
+//! cuda_check speed MODEL NAME COMMIT DATE  decode and prefill against a plain read of device memory, as a receipt
 //! cuda_check step MODEL SEQS ROWS DEPTH two steps of SEQS sequences of ROWS rows, kernel by kernel, for a profiler
 //! ```
 #![expect(clippy::print_stdout, reason = "the result is printed")]
@@ -19,11 +20,13 @@ use muser_backend::{
     ExecError, Executor, ExecutorInfo, KvCapacity, KvType, ReferenceExecutor, Row, RowInput, RowWants,
     StepBatch, StepOutput,
 };
+use muser_cpu::{CpuExecutor, CpuOptions};
 use muser_cuda::{CudaExecutor, CudaOptions, device, selftest};
 use muser_gguf::GgmlType;
 use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
 use muser_model::synth::{self, Mix, Preset, SynthOptions};
 use muser_model::{Geometry, Model};
+use muser_text::{Specials, Tokenizer};
 use serde_json::{Value, json};
 
 type Outcome = Result<Value, Box<dyn std::error::Error>>;
@@ -32,19 +35,29 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let arg = |i: usize| args.get(i).map(String::as_str);
     let number = |i: usize, otherwise: usize| arg(i).map_or(Ok(otherwise), str::parse::<usize>);
+    if let (Some("speed"), Some(model)) = (arg(0), arg(1)) {
+        let report = speed(&Model::load(model)?)?;
+        let receipt = json!({
+            "name": arg(2), "commit": arg(3), "date": arg(4), "tree": "clean", "withdrawn": null,
+            "command": format!("cargo run --release -p muser-cuda --example cuda_check -- speed {model}"),
+            "report": report,
+        });
+        println!("{}", serde_json::to_string_pretty(&receipt)?);
+        return Ok(());
+    }
     let result = match (arg(0), arg(1)) {
         (Some("probe"), _) => probe()?,
         (Some("selftest"), _) => json!({ "values_compared": selftest::run(0)?.compared, "differing": 0 }),
         (Some("exact"), Some(model)) => exact(&Model::load(model)?, number(2, 2)?)?,
         (Some("agree"), Some(model)) => agree(&Model::load(model)?, number(2, 200)?)?,
         (Some("synth"), Some(file)) => make(file)?,
-        (Some("speed"), Some(model)) => speed(&Model::load(model)?)?,
+        (Some("greedy"), Some(model)) => greedy(&Model::load(model)?, number(2, 64)?)?,
         (Some("step"), Some(model)) => {
             step(&Model::load(model)?, number(2, 1)?, number(3, 1)?, number(4, 0)?)?
         }
         _ => {
             return Err(
-                "usage: probe | selftest | exact MODEL | agree MODEL | synth FILE | speed MODEL | step MODEL"
+                "usage: probe | selftest | exact MODEL | agree MODEL | greedy MODEL | synth FILE | speed MODEL | step MODEL"
                     .into(),
             );
         }
@@ -174,32 +187,88 @@ fn speed(model: &Model) -> Outcome {
 
     let deepest = if g.context > 100_000 { 131_072 - 64 } else { g.context - 64 };
     let depths: Vec<usize> = [0, 8192, 32_768, deepest].into_iter().filter(|d| *d <= deepest).collect();
-    let mut decode = Vec::new();
+    let mut tests = Vec::new();
     for &depth in &depths {
         for rows in [1usize, 2, 4, 8, 16] {
             if rows > 1 && depth > 8192 {
                 continue;
             }
-            let ms = decode_ms(&mut executor, g, depth, rows)?;
-            decode.push(json!({
-                "depth": depth, "sequences": rows, "step_ms": ms, "tokens_per_second": rows as f64 / ms * 1e3,
-                "share_of_read_rate": weight_bytes as f64 / (ms * 1e-3) / read_rate,
+            let times = decode_ms(&mut executor, g, depth, rows)?;
+            let ms = median(&times);
+            let rate = weight_bytes as f64 / (ms * 1e-3);
+            tests.push(json!({
+                "test": format!("decode, {rows} sequence(s) at depth {depth}"), "median_ms": ms, "reps": times,
+                "tok_s": rows as f64 / ms * 1e3, "gb_s": rate / 1e9, "of_bandwidth": rate / read_rate,
             }));
         }
     }
-    let mut prefill = Vec::new();
     for (depth, count) in [(0usize, 512usize), (0, 2048), (30_720, 2048), (0, 32_768)] {
         if depth + count <= deepest {
-            let seconds = prefill_seconds(&mut executor, g, depth, count)?;
-            prefill.push(json!({ "depth": depth, "tokens": count, "seconds": seconds,
-                "tokens_per_second": count as f64 / seconds }));
+            let times = prefill_ms(&mut executor, g, depth, count)?;
+            let ms = median(&times);
+            tests.push(json!({
+                "test": format!("prefill of {count} tokens at depth {depth}"), "median_ms": ms, "reps": times,
+                "tok_s": count as f64 / ms * 1e3,
+            }));
         }
     }
     Ok(json!({
-        "device": executor.info().device, "route": executor.info().route, "load_seconds": load_seconds,
-        "weight_bytes_per_token": weight_bytes, "plain_read_bytes_per_second": read_rate,
-        "decode": decode, "prefill": prefill,
+        "device": executor.info().device, "model": "synthetic, see `cuda_check synth`", "route": executor.info().route,
+        "bandwidth": read_rate / 1e9, "weight_bytes_per_token": weight_bytes, "load_seconds": load_seconds, "tests": tests,
+        "notes": [
+            "a step is timed from the call to the logits on the host",
+            "of memory: weight bytes of a step against a plain read of device memory by the same program",
+        ],
     }))
+}
+
+fn median(times: &[f64]) -> f64 {
+    let mut sorted = times.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted[sorted.len() / 2]
+}
+
+/// Greedy continuations of ten prompts on the card and on the CPU: how many are the same ids to the end?
+fn greedy(model: &Model, tokens: usize) -> Outcome {
+    let g = &model.geometry;
+    let mut cuda = CudaExecutor::new(model, CudaOptions { max_rows: 512, ..CudaOptions::default() })?;
+    let mut cpu = CpuExecutor::new(model.clone(), CpuOptions::default())?;
+    let tokenizer = Tokenizer::from_gguf(&model.file)?;
+    let mut same = Vec::new();
+    for topic in ["fox", "river", "king", "clock", "garden", "ship", "teacher", "winter", "moon", "bridge"] {
+        let text = format!(
+            "<|start|>user<|message|>Write a short story for children about a {topic}.<|eot|><|start|>assistant"
+        );
+        let prompt = tokenizer.encode_prompt(&text, Specials::Parse);
+        let (a, b) =
+            (continuation(&mut cuda, g, &prompt, tokens)?, continuation(&mut cpu, g, &prompt, tokens)?);
+        same.push(a.iter().zip(&b).take_while(|(a, b)| a == b).count());
+    }
+    let whole = same.iter().filter(|n| **n == tokens).count();
+    Ok(json!({ "prompts": 10, "tokens": tokens, "equal_to_the_end": whole, "equal_tokens": same }))
+}
+
+fn continuation(
+    executor: &mut dyn Executor,
+    g: &Geometry,
+    prompt: &[u32],
+    tokens: usize,
+) -> Result<Vec<u32>, ExecError> {
+    let blocks = (prompt.len() + tokens).div_ceil(BLOCK_LEN) as u32;
+    executor.allocate_kv(KvCapacity { full: blocks, sliding: blocks })?;
+    let table: Vec<BlockId> = (0..blocks).map(BlockId).collect();
+    let (mut batch, mut out) = (StepBatch::default(), StepOutput::default());
+    let (mut ids, mut done) = (prompt.to_vec(), 0);
+    while ids.len() < prompt.len() + tokens {
+        batch.clear();
+        push(&mut batch, g, (&table, 0, blocks as usize), done, &ids[done..], false);
+        executor.step(&batch, &mut out)?;
+        done = ids.len();
+        ids.push(
+            (0..g.vocab).fold(0, |best, i| if out.logits[i] > out.logits[best] { i } else { best }) as u32
+        );
+    }
+    Ok(ids.split_off(prompt.len()))
 }
 
 fn step(model: &Model, sequences: usize, rows: usize, depth: usize) -> Outcome {
@@ -272,8 +341,13 @@ fn push(
     }
 }
 
-/// Median milliseconds of a decode step, logits on the host included.
-fn decode_ms(executor: &mut CudaExecutor, g: &Geometry, depth: usize, rows: usize) -> Result<f64, ExecError> {
+/// Milliseconds of decode steps, logits on the host included.
+fn decode_ms(
+    executor: &mut CudaExecutor,
+    g: &Geometry,
+    depth: usize,
+    rows: usize,
+) -> Result<Vec<f64>, ExecError> {
     let (tables, ring) = (fill(executor, g, depth + 64, rows)?, ring_len(executor, g));
     let (mut batch, mut out, mut random) = (StepBatch::default(), StepOutput::default(), Random::new(9));
     let mut times = Vec::new();
@@ -288,21 +362,20 @@ fn decode_ms(executor: &mut CudaExecutor, g: &Geometry, depth: usize, rows: usiz
     }
     assert!(out.logits.iter().all(|v| v.is_finite()), "logits are numbers");
     times.drain(..8);
-    times.sort_by(f64::total_cmp);
-    Ok(times[times.len() / 2])
+    Ok(times)
 }
 
-fn prefill_seconds(
+fn prefill_ms(
     executor: &mut CudaExecutor,
     g: &Geometry,
     depth: usize,
     count: usize,
-) -> Result<f64, ExecError> {
+) -> Result<Vec<f64>, ExecError> {
     let (tables, ring) = (fill(executor, g, depth + count, 1)?, ring_len(executor, g));
     let (mut batch, mut out, mut random) = (StepBatch::default(), StepOutput::default(), Random::new(9));
     let chunk = executor.info().max_rows;
-    let mut best = f64::MAX;
-    for _ in 0..if count > 4096 { 1 } else { 3 } {
+    let mut times = Vec::new();
+    for _ in 0..if count > 4096 { 1 } else { 5 } {
         let start = Instant::now();
         let mut done = 0;
         while done < count {
@@ -313,7 +386,7 @@ fn prefill_seconds(
             executor.step(&batch, &mut out)?;
             done += n;
         }
-        best = best.min(start.elapsed().as_secs_f64());
+        times.push(start.elapsed().as_secs_f64() * 1e3);
     }
-    Ok(best)
+    Ok(times)
 }

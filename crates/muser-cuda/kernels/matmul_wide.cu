@@ -125,14 +125,30 @@ template <> struct Weights<Q5K> : WeightsMin<true> {
 template <> struct Weights<Q6K> {
   static constexpr int PASSES = 3, BASE = 7;
   static constexpr bool SIGNED = true;
-  u32 s[2][4];  // scales of rows g and g + 8, one a byte, signed
+  u32 mine[3][2];  // digits of scales 4t .. 4t + 3, one a byte, of rows g and g + 8
 
-  DEVICE void load(u32 w, int g, int) {
-    const uint4 v0 = lds128(w + 3072 + g * 32), v1 = lds128(w + 3072 + g * 32 + 16);
-    s[0][0] = v0.x; s[0][1] = v0.y; s[0][2] = v0.z; s[0][3] = v0.w;
-    s[1][0] = v1.x; s[1][1] = v1.y; s[1][2] = v1.z; s[1][3] = v1.w;
+  DEVICE void load(u32 w, int g, int lane) {
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      const u32 scales = lds32(w + 3072 + g * 32 + h * 16 + (lane & 3) * 4);
+      mine[0][h] = mine[1][h] = mine[2][h] = 0;
+#pragma unroll
+      for (int y = 0; y < 4; y++) {
+        const int sc = sbyte(scales, y), high = (sc * 1338 + 32768) >> 16;
+        const int rest = sc - 49 * high, middle = (rest * 9363 + 32768) >> 16;
+        mine[0][h] |= (u32)(high & 255) << (8 * y);
+        mine[1][h] |= (u32)(middle & 255) << (8 * y);
+        mine[2][h] |= (u32)((rest - 7 * middle) & 255) << (8 * y);
+      }
+    }
   }
   DEVICE void digits(u32 (&a)[8][4], u32 w, int lane, int pass) const {
+    u32 d[2][4];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+#pragma unroll
+      for (int i = 0; i < 4; i++) d[h][i] = __shfl_sync(~0u, mine[pass][h], (lane & 28) | i);
+    }
 #pragma unroll
     for (int grp = 0; grp < 8; grp++) {  // words 3 grp .. 3 grp + 2 of 24
       u32 v[3];
@@ -141,16 +157,16 @@ template <> struct Weights<Q6K> {
         const int word = grp * 3 + f;
         v[f] = lds32(w + (word >> 2) * 512 + lane * 16 + (word & 3) * 4);
       }
-      const u32 r[4] = {v[0] & 0xFCFCFCFCu, v[1] & 0xFCFCFCFCu, v[2] & 0xFCFCFCFCu,
-                        ((v[0] << 6) & 0xC0C0C0C0u) | ((v[1] << 4) & 0x30303030u) | ((v[2] << 2) & 0x0C0C0C0Cu)};
+      // codes 0..63 (stored as 4 (q - 32))
+      const u32 u[4] = {((v[0] >> 2) & 0x3F3F3F3Fu) ^ 0x20202020u, ((v[1] >> 2) & 0x3F3F3F3Fu) ^ 0x20202020u,
+                        ((v[2] >> 2) & 0x3F3F3F3Fu) ^ 0x20202020u,
+                        (((v[0] << 4) & 0x30303030u) | ((v[1] << 2) & 0x0C0C0C0Cu) | (v[2] & 0x03030303u)) ^ 0x20202020u};
 #pragma unroll
       for (int f = 0; f < 4; f++) {  // row g or g + 8, first or second 16 of the group
-        const int j = 2 * grp + (f >> 1), sc = sbyte(s[f & 1][j >> 2], j & 3);
-        const int high = (sc * 1338 + 32768) >> 16, rest = sc - 49 * high, middle = (rest * 9363 + 32768) >> 16;
-        const u32 digit = (u32)(pass == 0 ? high : pass == 1 ? middle : rest - 7 * middle) & 255;
-        // 4 (q - 32), signed -> q - 32, signed; then every second byte times the digit, modulo 256
-        const u32 q = (((((r[f] ^ 0x80808080u) >> 2) & 0x3F3F3F3Fu) | 0x80808080u) - 0x20202020u) ^ 0x80808080u;
-        a[grp][f] = __byte_perm((q & 0x00FF00FFu) * digit, ((q >> 8) & 0x00FF00FFu) * digit, 0x6240);
+        const int j = 2 * grp + (f >> 1);
+        // (q - 32) digit = q digit + 224 digit modulo 256, two bytes at a time in halves of 16 bits that cannot overflow
+        const u32 digit = ubyte(d[f & 1][j >> 2], j & 3), offset = ((digit * 224) & 255) * 0x10001u;
+        a[grp][f] = __byte_perm((u[f] & 0x00FF00FFu) * digit + offset, ((u[f] >> 8) & 0x00FF00FFu) * digit + offset, 0x6240);
       }
     }
   }
