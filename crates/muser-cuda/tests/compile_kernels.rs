@@ -10,9 +10,8 @@ use muser_cuda::nvrtc;
 
 /// Kernels that spill a little, by architecture: where 512 threads leave 128 registers to two accumulators of 32 rows x
 /// 32 tokens, and where a row of up to 32 warps leaves 64. What spills are addresses, outside the inner loop.
-const KNOWN_SPILLS: [(&str, &[u32]); 8] = [
+const KNOWN_SPILLS: [(&str, &[u32]); 7] = [
     ("wide_q5k", &[90]),
-    ("wide_q6k", &[90]),
     ("many_q4k", &[90, 100]),
     ("many_q5k", &[90, 100]),
     ("many_q6k", &[90, 100, 120]),
