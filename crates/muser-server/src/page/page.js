@@ -136,6 +136,7 @@ async function ask(question) {
       const now = performance.now();
       if (!first) {
         first = now;
+        watch();
         $("first").textContent = seconds(first - begun);
       }
       pieces += 1;
@@ -178,6 +179,7 @@ async function ask(question) {
   view.meta.textContent = facts.join(" · ");
   conversation.push({ role: "assistant", content, ...(reasoning && { reasoning_content: reasoning }) });
   $("input").focus();
+  watch();
 }
 
 const bytes = (n) => (n >= 2 ** 30 ? `${(n / 2 ** 30).toFixed(2)} GiB` : `${(n / 2 ** 20).toFixed(1)} MiB`);
@@ -206,17 +208,22 @@ function showStatus(status) {
   $("kv-text").textContent = `${bytes(used)} in use, ${bytes(kept)} kept for reuse, of ${bytes(total)}`;
 }
 
-async function watch() {
-  if (!document.hidden) {
-    try {
-      const response = await call("/status");
-      if (response.ok) showStatus(await response.json());
-      else $("model").textContent = response.status === 503 ? "loading the model…" : `error ${response.status}`;
-    } catch {
-      $("model").textContent = "no connection";
-    }
+async function look() {
+  try {
+    const response = await call("/status");
+    if (response.ok) showStatus(await response.json());
+    else $("model").textContent = response.status === 503 ? "loading the model…" : `error ${response.status}`;
+  } catch {
+    $("model").textContent = "no connection";
   }
-  setTimeout(watch, running ? 500 : 1500);
+}
+
+let nextLook = 0;
+async function watch() {
+  clearTimeout(nextLook);
+  if (!document.hidden) await look();
+  clearTimeout(nextLook);
+  nextLook = setTimeout(watch, running ? 500 : 1500);
 }
 
 $("form").addEventListener("submit", (event) => {

@@ -191,7 +191,7 @@ def anthropic_tool():
     client = anthropic.Anthropic(base_url=BASE, api_key="none")
     tool = {"name": "get_weather", "description": "Weather.", "input_schema": WEATHER["function"]["parameters"]}
     answer = client.messages.create(
-        model="muse-tiny", max_tokens=200, tools=[tool], tool_choice={"type": "any"}, temperature=0,
+        model="muse-tiny", max_tokens=300, tools=[tool], tool_choice={"type": "any"}, extra_body={"temperature": 0},
         messages=[{"role": "user", "content": "What is the weather in Paris?"}],
     )
     assert answer.stop_reason == "tool_use", answer
