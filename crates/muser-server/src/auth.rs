@@ -4,6 +4,8 @@
 //! the place of a difference nor the number of the matching key shows in the time taken. The decision looks at the
 //! parsed path of the request alone, the same that routing looks at, never at the `Host` header.
 
+use std::time::Instant;
+
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::middleware::Next;
@@ -65,8 +67,13 @@ pub async fn guard(State(app): State<SharedApp>, request: Request, next: Next) -
             return ApiError::foreign_origin().into_response_as(dialect);
         }
     }
+    let (method, shown_path) = (request.method().clone(), path.to_owned());
+    let begun = Instant::now();
     let response = next.run(request).await;
     let status = response.status();
+    // The path is all that a request's text adds to the log; bodies and prompts never do.
+    let headers_ms = begun.elapsed().as_millis() as u64;
+    tracing::info!(%method, path = shown_path, status = status.as_u16(), headers_ms, "request");
     if (status.is_client_error() || status.is_server_error())
         && let Some(loaded) = app.loaded_if_any()
     {

@@ -44,7 +44,9 @@ fn rules(work: &Work, options: &OutputOptions) -> Option<TurnRules> {
         Prompt::Chat(conversation) if !conversation.tools.is_empty() => Some(conversation),
         _ => None,
     };
-    if answer == AnswerRule::Free && conversation.is_none() {
+    // "none" is a choice to be kept: tools that were not shown are sometimes called all the same.
+    let no_calls = matches!(&work.prompt, Prompt::Chat(found) if found.tool_choice == ToolChoice::None);
+    if answer == AnswerRule::Free && conversation.is_none() && !no_calls {
         return None;
     }
     let must_call = conversation.is_some_and(|conversation| {
@@ -121,7 +123,8 @@ mod tests {
         let named = rules_for(ToolChoice::Named("g".into()), Form::Free).expect("rules");
         assert_eq!(named.tools[0]["function"]["name"], "g");
         assert_eq!(named.tools.len(), 1);
-        assert!(rules_for(ToolChoice::None, Form::Free).is_none());
+        let none = rules_for(ToolChoice::None, Form::Free).expect("rules");
+        assert_eq!((none.tools.len(), none.answer), (0, AnswerRule::Free));
         let json = rules_for(ToolChoice::None, Form::JsonObject).expect("rules");
         assert_eq!(json.answer, AnswerRule::Grammar(Grammar::JsonObject));
     }

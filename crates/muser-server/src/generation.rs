@@ -182,6 +182,16 @@ impl Generation {
             self.ready.push_back(Update::Piece { choice: finished.index, piece, logprobs });
         }
         choice.clock.finish(&self.loaded.metrics, finish.label());
+        tracing::info!(
+            prompt_tokens = finished.usage.prompt_tokens,
+            cached_tokens = finished.usage.cached_tokens,
+            completion_tokens = finished.usage.completion_tokens,
+            queue_ms = finished.timings.queue.as_millis() as u64,
+            prefill_ms = finished.timings.prefill.as_millis() as u64,
+            decode_ms = finished.timings.decode.as_millis() as u64,
+            finish = finish.label(),
+            "a choice ended"
+        );
         choice.finished = true;
         let usage = Usage {
             prompt: finished.usage.prompt_tokens,

@@ -151,7 +151,8 @@ async fn tool_choices_are_enforced() {
     // So small a model may think up to the limit; then there is nothing to look at, and another seed is tried.
     let ask = async |choice: Value| {
         for seed in 0..20 {
-            let more = json!({"tools": tools, "tool_choice": choice, "reasoning_effort": "low", "seed": seed});
+            let more =
+                json!({"tools": tools, "tool_choice": choice, "reasoning_effort": "low", "seed": seed});
             let answer = post(server.address, CHAT, &chat("What is the weather in Paris?", more)).await;
             assert_eq!(answer.status, 200, "{}", answer.text());
             let found = answer.json()["choices"][0].clone();

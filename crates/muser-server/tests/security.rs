@@ -221,8 +221,14 @@ async fn bodies_and_heads_are_limited() {
         .await
         .expect("closed")
         .expect("read");
-    let mut stream = send(server.address, "POST", "/tokenize", "transfer-encoding: chunked\r\n", b"").await;
-    stream.write_all(b"").await.expect("written");
+    let mut stream = tokio::net::TcpStream::connect(server.address).await.expect("connects");
+    stream
+        .write_all(b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n{")
+        .await
+        .expect("written");
+    let (text, time) = read_until(&mut stream, |text| text.contains("\r\n\r\n")).await;
+    assert!(text.starts_with("HTTP/1.1 408") && time < Duration::from_secs(3), "{text}");
+    drop(stream);
     server.stop().await;
 }
 
