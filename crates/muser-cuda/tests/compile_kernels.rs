@@ -17,7 +17,7 @@ const KNOWN_SPILLS: [(&str, &[u32]); 7] = [
     ("many_q6k", &[90, 100, 120]),
     ("many_q80", &[100]),
     ("few_q6k_16", &[120]),
-    ("norm_rows", &[100, 120]),
+    ("norm_rows", &[80, 86, 89, 90, 100, 120]),
 ];
 const KNOWN_SPILL_BYTES: u32 = 320;
 
