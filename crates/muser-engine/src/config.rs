@@ -33,6 +33,9 @@ pub struct EngineConfig {
     pub event_ring: usize,
     /// How long a sequence stays paused for its reader before it is dropped.
     pub slow_reader_timeout: Duration,
+    /// Proposals per round when the executor has a draft model: they are verified with the next step and never change a
+    /// token. 0 turns drafting off.
+    pub draft_tokens: usize,
     /// Positions beyond the window that stay in memory (draft verification writes that far ahead).
     pub window_slack: usize,
     /// Shortest part of a known block worth copying so that a request can continue inside it (positions).
@@ -57,6 +60,7 @@ impl Default for EngineConfig {
             queue_timeout: None,
             event_ring: 256,
             slow_reader_timeout: Duration::from_secs(30),
+            draft_tokens: 0,
             window_slack: 16,
             min_copy_tokens: 16,
             identity: Vec::new(),

@@ -14,6 +14,7 @@ use muser_model::Geometry;
 
 use crate::{
     EngineConfig, EngineError, Event, Limits, SlotView, TokenMask, capacity,
+    draft::DraftRounds,
     handle::Shared,
     metrics::Metrics,
     sampler::Sampler,
@@ -53,6 +54,7 @@ pub(crate) struct Driver {
     /// Bytes of a block on its way from one place to another.
     pub(crate) copy_buffer: Vec<u8>,
     pub(crate) proposer: Option<Box<dyn Propose>>,
+    pub(crate) draft: DraftRounds,
     pub(crate) hidden: usize,
     pub(crate) vocab: usize,
     pub(crate) most_positions: usize,
@@ -71,12 +73,15 @@ impl Driver {
         let info = executor.info().clone();
         let context = config.context.unwrap_or(geometry.context).min(geometry.context);
         check_config(config, context, info.max_rows)?;
-        let blocks = capacity::split(geometry, &info, config, context)?;
+        // A draft may look further back than the target; its state lies in the sliding blocks too.
+        let mut reach = geometry.clone();
+        reach.window = reach.window.max(info.draft.map_or(0, |draft| draft.window));
+        let blocks = capacity::split(&reach, &info, config, context)?;
         executor.allocate_kv(blocks)?;
         let kv = KvCache::new(&CacheConfig {
             full_blocks: blocks.full,
             sliding_blocks: blocks.sliding,
-            window: geometry.window,
+            window: reach.window,
             slack: config.window_slack,
             min_copy: config.min_copy_tokens,
             identity: identity(config, &info.route, info.kv_type),
@@ -105,7 +110,7 @@ impl Driver {
                 prefill_step: config.prefill_step,
                 mixed_step: config.mixed_step,
                 max_rows: info.max_rows,
-                sliding_per_sequence: capacity::sliding_per_sequence(geometry, config),
+                sliding_per_sequence: capacity::sliding_per_sequence(&reach, config),
                 slow_reader_timeout: config.slow_reader_timeout,
                 lookahead: muser_kv::BLOCK_LEN,
             },
@@ -120,6 +125,7 @@ impl Driver {
             mask: TokenMask::new(geometry.vocab),
             copy_buffer: Vec::new(),
             proposer: None,
+            draft: DraftRounds::new(&info, config),
             hidden: geometry.hidden,
             vocab: geometry.vocab,
             most_positions,
@@ -149,6 +155,7 @@ impl Driver {
             self.take_in(job);
         }
         let worked = self.do_cache_work();
+        self.draft_round();
         let stopping = self.shared.stopping.load(Ordering::SeqCst);
         self.scheduler.plan(now, stopping >= 2, &mut self.plan);
         Metrics::add(&self.shared.metrics.preemptions, self.plan.preempted);

@@ -10,6 +10,7 @@ mod cache_work;
 mod capacity;
 mod config;
 mod constraint;
+mod draft;
 mod driver;
 mod error;
 mod events;

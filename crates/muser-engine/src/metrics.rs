@@ -109,6 +109,8 @@ metrics! {
     drafted_tokens,
     /// Draft proposals that were right.
     accepted_tokens,
+    /// Draft rounds that failed; the first one turns drafting off.
+    draft_errors,
     /// Steps run.
     steps,
     /// Steps that failed with a device error.

@@ -233,6 +233,11 @@ fn cut_at_mass(candidates: &mut Vec<Candidate>, best: f32, mass: f64) {
     }
 }
 
+/// The token with the highest logit, lowest id among equals.
+pub(crate) fn most_probable(logits: &[f32]) -> Option<u32> {
+    argmax(logits)
+}
+
 /// Picks from weighted candidates with a number in `[0, 1)`.
 fn pick(candidates: &[Candidate], u: f64) -> Option<u32> {
     let total: f64 = candidates.iter().map(|c| f64::from(c.value)).sum();
