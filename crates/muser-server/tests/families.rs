@@ -51,7 +51,7 @@ fn named(answer: &Answer) -> Vec<(String, Value)> {
     let mut name = String::new();
     for line in answer.text().lines() {
         if let Some(event) = line.strip_prefix("event: ") {
-            name = event.to_owned();
+            event.clone_into(&mut name);
         } else if let Some(data) = line.strip_prefix("data: ") {
             found.push((std::mem::take(&mut name), serde_json::from_str(data).expect("JSON")));
         }

@@ -1,6 +1,8 @@
 //! Answers of a given form and enforced tool choices, with the bundled model: whatever so small a model would like to
 //! write, what comes out has the form.
 
+#![allow(clippy::needless_pass_by_value, reason = "JSON values are written where they are used")]
+
 mod support;
 
 use serde_json::{Value, json};

@@ -1,5 +1,7 @@
 //! The whole path with the bundled model on the CPU: limits, log-probabilities, seeds, cache, cancelling, embeddings.
 
+#![allow(clippy::needless_pass_by_value, reason = "JSON values are written where they are used")]
+
 mod support;
 
 use std::time::{Duration, Instant};
@@ -74,7 +76,7 @@ async fn log_probabilities_are_the_models_own() {
     }
     let bytes: Vec<u8> = tokens
         .iter()
-        .flat_map(|token| token["bytes"].as_array().expect("bytes").iter().filter_map(|byte| byte.as_u64()))
+        .flat_map(|token| token["bytes"].as_array().expect("bytes").iter().filter_map(Value::as_u64))
         .map(|byte| byte as u8)
         .collect();
     assert_eq!(
