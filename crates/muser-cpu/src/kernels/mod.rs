@@ -20,6 +20,8 @@ mod math;
 pub(crate) mod matmul;
 pub(crate) mod probe;
 pub(crate) mod rows;
+#[cfg(test)]
+mod tests;
 mod tile;
 pub(crate) mod unpack;
 

@@ -3,7 +3,7 @@
 //! [`Tile`] holds 16 rows of up to 256 inputs: code `k` of row `r` lies at byte `64 (k / 4) + 4 r + k % 4`. What a
 //! type's integers mean is in its [`Class`]; value formulas are those of the model specification, section 3.
 
-use muser_gguf::GgmlType;
+use muser_gguf::{GgmlType, mxfp4_scale, nvfp4_scale};
 
 use crate::simd::Simd;
 
@@ -479,9 +479,7 @@ pub(super) unsafe fn unpack_small<S: Simd>(
                 GgmlType::MXFP4 => {
                     let mut bits = [0i32; 16];
                     for (i, bits) in bits.iter_mut().enumerate().take(S::N) {
-                        // 2^(e - 128): the table of codes is doubled.
-                        let e = u32::from(*extra.add(block * 16 + lane + i));
-                        *bits = if e < 2 { 0x0020_0000 << e } else { (e - 1) << 23 } as i32;
+                        *bits = mxfp4_scale(*extra.add(block * 16 + lane + i)).to_bits() as i32;
                     }
                     S::i_store(
                         tile.d.as_mut_ptr().add(block * 16 + lane).cast(),
@@ -553,7 +551,7 @@ unsafe fn unpack_nvfp4<S: Simd>(w: &Words<S>, block: usize, tile: &mut Tile) {
     S::i_store(scales.as_mut_ptr().cast(), w.get(0));
     for g in 0..4 {
         for i in 0..S::N {
-            tile.d[(4 * block + g) * 16 + w.lane + i] = e4m3_half(scales[i].to_le_bytes()[g]);
+            tile.d[(4 * block + g) * 16 + w.lane + i] = nvfp4_scale(scales[i].to_le_bytes()[g]);
         }
         for j in 0..2 {
             let v = w.get(1 + 2 * g + j);
@@ -561,19 +559,5 @@ unsafe fn unpack_nvfp4<S: Simd>(w: &Words<S>, block: usize, tile: &mut Tile) {
             put::<S>(tile, at, w.lane, S::i_lookup(&FP4_CODES, low_nibbles::<S>(v)));
             put::<S>(tile, at + 2, w.lane, S::i_lookup(&FP4_CODES, high_nibbles::<S>(v)));
         }
-    }
-}
-
-/// Half of an unsigned E4M3 number (the table of codes is doubled); 0 for 0 and for 0x7f.
-#[inline(always)]
-fn e4m3_half(x: u8) -> f32 {
-    if x == 0 || x == 0x7f {
-        return 0.0;
-    }
-    let (exp, man) = ((x >> 3) & 15, f32::from(x & 7));
-    if exp == 0 {
-        0.5 * man * f32::from_bits((127 - 9) << 23)
-    } else {
-        0.5 * (1.0 + man / 8.0) * f32::from_bits((u32::from(exp) + 127 - 7) << 23)
     }
 }

@@ -1,0 +1,186 @@
+//! Products of every type against plain arithmetic, on every instruction set.
+
+use muser_backend::arith::{MatrixRole, Segments};
+use muser_backend::conformance::Random;
+use muser_gguf::{GgmlType, dequantize_row};
+
+use super::layout::{BlockShape, TILE_ROWS};
+use super::matmul::{
+    Finish, Input, MatrixView, Panels, Product, RUN_TILES, SUPER_SUMS, Scratch, Storage, product_run,
+};
+use super::rows::QuantTarget;
+use super::unpack::Class;
+use super::*;
+
+/// Random blocks of `ty` with tame float scales.
+fn random_row(ty: GgmlType, cols: usize, random: &mut Random) -> Vec<u8> {
+    let mut bytes: Vec<u8> =
+        (0..ty.row_bytes(cols).expect("whole blocks")).map(|_| random.next_u64() as u8).collect();
+    let halves: &[usize] = match ty {
+        GgmlType::Q4_1 | GgmlType::Q5_1 | GgmlType::Q4_K | GgmlType::Q5_K => &[0, 2],
+        GgmlType::Q2_K => &[80, 82],
+        GgmlType::Q3_K => &[108],
+        GgmlType::Q6_K => &[208],
+        GgmlType::MXFP4 | GgmlType::NVFP4 | GgmlType::F32 | GgmlType::F16 | GgmlType::BF16 => &[],
+        _ => &[0],
+    };
+    let mut number = || (random.below(2001) as f32 - 1000.0) / 1000.0;
+    match ty {
+        GgmlType::F32 => bytes.chunks_mut(4).for_each(|c| c.copy_from_slice(&number().to_le_bytes())),
+        GgmlType::F16 => {
+            bytes.chunks_mut(2).for_each(|c| c.copy_from_slice(&half::f16::from_f32(number()).to_le_bytes()));
+        }
+        GgmlType::BF16 => {
+            bytes
+                .chunks_mut(2)
+                .for_each(|c| c.copy_from_slice(&half::bf16::from_f32(number()).to_le_bytes()));
+        }
+        _ => {
+            for block in bytes.chunks_mut(ty.block_bytes()) {
+                for &at in halves {
+                    block[at..at + 2].copy_from_slice(&half::f16::from_f32(number()).to_le_bytes());
+                }
+                if ty == GgmlType::MXFP4 {
+                    block[0] = 118 + block[0] % 12;
+                }
+            }
+        }
+    }
+    bytes
+}
+
+/// Repacks a matrix by the same function as at load.
+fn repack(ty: GgmlType, native: &[u8], rows: usize, cols: usize, view: &MatrixView) -> Vec<u8> {
+    let shape = BlockShape::of(ty).expect("a quantised type");
+    let row_bytes = native.len() / rows;
+    let stride = view.tile_stride(shape);
+    let mut out = vec![0; stride * view.tiles()];
+    for tile in 0..view.tiles() {
+        let from: [*const u8; TILE_ROWS] =
+            std::array::from_fn(|r| native[(tile * TILE_ROWS + r).min(rows - 1) * row_bytes..].as_ptr());
+        let to = out[tile * stride..].as_mut_ptr();
+        let blocks = cols / shape.len;
+        // SAFETY: rows have `blocks` blocks, the target a tile row.
+        unsafe { shape.transpose(&from, blocks, to, to.add(blocks * shape.word_bytes())) };
+    }
+    out
+}
+
+fn check(ty: GgmlType, rows: usize, cols: usize, n: usize, tolerance: f64) {
+    let mut random = Random::new(ty.id() as u64 * 1000 + n as u64);
+    let native: Vec<u8> = (0..rows).flat_map(|_| random_row(ty, cols, &mut random)).collect();
+    let x: Vec<f32> = (0..n * cols).map(|_| (random.below(4001) as f32 - 2000.0) / 700.0).collect();
+    let class = Class::of(ty);
+    let whole = Segments::whole(cols);
+    let view = MatrixView {
+        ty,
+        rows,
+        cols,
+        row_bytes: native.len() / rows,
+        scale: 1.0,
+        segments: if class.is_some() { Segments::of(MatrixRole::AttnOut, cols) } else { whole },
+        storage: Storage::Native(native.as_ptr()),
+    };
+    let repacked = class.map(|_| repack(ty, &native, rows, cols, &view));
+
+    // What the activations are after quantisation, in f64.
+    let step = class.map_or(1, |class| if class.is_super() { 256 } else { 32 });
+    let mut expected = vec![0.0f64; n * rows];
+    let mut size = vec![0.0f64; n * rows];
+    for (t, x) in x.chunks(cols).enumerate() {
+        let mut seen: Vec<f64> = x.iter().map(|&v| f64::from(v)).collect();
+        if class.is_some() {
+            for (x, seen) in x.chunks(step).zip(seen.chunks_mut(step)) {
+                let mut codes = vec![0; x.len()];
+                let d = muser_backend::arith::quantize_block(x, &mut codes);
+                seen.iter_mut().zip(&codes).for_each(|(s, &q)| *s = f64::from(d) * f64::from(q));
+            }
+        }
+        for r in 0..rows {
+            let mut w = vec![0.0; cols];
+            dequantize_row(ty, &native[r * view.row_bytes..][..view.row_bytes], &mut w).expect("decodes");
+            for (w, s) in w.iter().zip(&seen) {
+                expected[t * rows + r] += f64::from(*w) * s;
+                size[t * rows + r] += (f64::from(*w) * s).abs();
+            }
+        }
+    }
+
+    let mut first: Option<Vec<f32>> = None;
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
+        let kernels = Kernels::of(isa);
+        let (mut q, mut d, mut sums) =
+            (vec![0u8; n * cols], vec![0.0f32; n * cols / 32], vec![0i32; n * cols]);
+        assert!(SUPER_SUMS * n * cols / 256 <= sums.len());
+        let panels = Panels { q: q.as_mut_ptr(), d: d.as_mut_ptr(), sums: sums.as_mut_ptr() };
+        let is_super = class.is_some_and(Class::is_super);
+        let target = QuantTarget {
+            super_blocks: is_super.then_some(panels),
+            small_blocks: (class.is_some() && !is_super).then_some(panels),
+            k: cols,
+            rows: n,
+        };
+        for t in 0..n {
+            // SAFETY: the panels hold `n` rows.
+            unsafe { (kernels.quantize)(x[t * cols..].as_ptr(), t, 0, cols, &target) };
+        }
+        let storages = [Some(view.storage), repacked.as_ref().map(|r| Storage::Repacked(r.as_ptr()))];
+        for storage in storages.into_iter().flatten() {
+            let mut out = vec![0.0f32; n * rows];
+            let product = Product {
+                matrix: MatrixView { storage, ..view },
+                input: Input {
+                    rows: n,
+                    k: cols,
+                    super_blocks: panels,
+                    small_blocks: panels,
+                    float: x.as_ptr(),
+                },
+                out: out.as_mut_ptr(),
+                out_stride: rows,
+                finish: Finish::Plain,
+            };
+            let mut scratch = Scratch::new(n);
+            for tile in (0..view.tiles()).step_by(RUN_TILES) {
+                // SAFETY: all arrays have the sizes that the product states.
+                unsafe {
+                    product_run(kernels, &product, tile, RUN_TILES.min(view.tiles() - tile), &mut scratch);
+                }
+            }
+            for (i, (&found, (&expected, &size))) in out.iter().zip(expected.iter().zip(&size)).enumerate() {
+                let error = (f64::from(found) - expected).abs() / size.max(1e-9);
+                assert!(
+                    error < tolerance,
+                    "{} {} {n} rows, value {i}: {found} instead of {expected}",
+                    ty.name(),
+                    isa.name()
+                );
+            }
+            let first = first.get_or_insert_with(|| out.clone());
+            assert!(
+                first.iter().zip(&out).all(|(a, b)| a.to_bits() == b.to_bits()),
+                "{} {}: bits differ",
+                ty.name(),
+                isa.name()
+            );
+        }
+    }
+}
+
+#[test]
+fn every_type_multiplies_right() {
+    for ty in GgmlType::all().filter(|&ty| Class::of(ty).is_some()) {
+        // Small blocks also with inputs that end inside 256.
+        let cols = if Class::of(ty).is_some_and(Class::is_super) { 1280 } else { 1280 + 64 };
+        for n in [1, 2, 7, 8, 21] {
+            check(ty, 40, cols, n, 1e-6);
+        }
+    }
+}
+
+#[test]
+fn float_types_multiply_right() {
+    for ty in [GgmlType::F32, GgmlType::F16, GgmlType::BF16] {
+        check(ty, 21, 1280 + 12, 3, 1e-6);
+    }
+}
