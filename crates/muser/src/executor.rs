@@ -5,6 +5,8 @@ use muser_cpu::{CpuExecutor, CpuOptions};
 use muser_model::Model;
 
 use crate::cli::{BackendChoice, KvChoice, ModelArgs};
+#[cfg(feature = "cuda")]
+use crate::output::HintExt as _;
 use crate::output::usage_error;
 
 /// An executor for `model` as the arguments ask; `kv` is only a question for the scalar backend.
@@ -14,12 +16,28 @@ pub fn build(model: Model, args: &ModelArgs, kv: Option<KvChoice>) -> anyhow::Re
             Ok(Box::new(ReferenceExecutor::new(model, KvType::F16)?))
         }
         (BackendChoice::Scalar, _) => Ok(Box::new(ReferenceExecutor::new(model, KvType::F32)?)),
-        (BackendChoice::Cpu, Some(KvChoice::F32)) => {
-            Err(usage_error("--kv f32 needs --backend scalar: the cpu backend stores f16"))
+        (BackendChoice::Cpu | BackendChoice::Cuda, Some(KvChoice::F32)) => {
+            Err(usage_error("--kv f32 needs --backend scalar: the fast backends store f16"))
         }
+        (BackendChoice::Cuda, _) => cuda(&model),
         (BackendChoice::Cpu, _) => {
             let options = CpuOptions { threads: args.threads.map(usize::from), ..CpuOptions::default() };
             Ok(Box::new(CpuExecutor::new(model, options)?))
         }
     }
+}
+
+/// An executor on the first NVIDIA card.
+#[cfg(feature = "cuda")]
+pub fn cuda(model: &Model) -> anyhow::Result<Box<dyn Executor>> {
+    match muser_cuda::CudaExecutor::new(model, muser_cuda::CudaOptions::default()) {
+        Ok(executor) => Ok(Box::new(executor)),
+        Err(error) => Err(anyhow::Error::new(error)).hint("`--backend cpu` runs on any machine"),
+    }
+}
+
+/// This build has no CUDA backend.
+#[cfg(not(feature = "cuda"))]
+pub fn cuda(_model: &Model) -> anyhow::Result<Box<dyn Executor>> {
+    Err(usage_error("--backend cuda: this muser was built without the cuda feature"))
 }

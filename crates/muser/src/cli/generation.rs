@@ -29,6 +29,8 @@ pub struct ModelArgs {
 pub enum BackendChoice {
     /// The fast CPU kernels
     Cpu,
+    /// An NVIDIA card (Ampere or newer; needs its driver and the NVRTC library)
+    Cuda,
     /// The scalar reference in f32: slow, for comparisons
     Scalar,
 }

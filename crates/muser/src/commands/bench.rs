@@ -209,6 +209,7 @@ fn load(args: &BenchArgs, source: &ModelSource, tests: &[Test]) -> Result<Loaded
 fn executor(args: &BenchArgs, model: Model) -> Result<(Box<dyn Executor>, u64)> {
     match args.model.backend {
         BackendChoice::Scalar => Ok((Box::new(ReferenceExecutor::new(model, KvType::F16)?), 0)),
+        BackendChoice::Cuda => Ok((crate::executor::cuda(&model)?, 0)),
         BackendChoice::Cpu => {
             let repack = match args.repack {
                 RepackChoice::Auto => Repack::Auto,

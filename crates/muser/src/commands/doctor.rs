@@ -18,6 +18,7 @@ struct Diagnosis {
     version: &'static str,
     machine: Machine,
     cpu: CpuReport,
+    cuda: CudaReport,
     store: Option<String>,
     models: usize,
     self_test: Vec<TypeResult>,
@@ -30,6 +31,17 @@ struct CpuReport {
     instruction_set: &'static str,
     supported: Vec<&'static str>,
     why: String,
+}
+
+/// The first NVIDIA card, or why there is none to use.
+#[derive(Serialize)]
+struct CudaReport {
+    device: Option<String>,
+    free_bytes: Option<u64>,
+    total_bytes: Option<u64>,
+    /// Values of kernel results compared bit by bit with the scalar definition.
+    self_test: Option<usize>,
+    fault: Option<String>,
 }
 
 /// Runs the command.
@@ -55,6 +67,7 @@ pub fn run(args: DoctorArgs, console: &Console) -> anyhow::Result<()> {
         version: env!("CARGO_PKG_VERSION"),
         machine: Machine::find(),
         cpu,
+        cuda: CudaReport::find(!args.no_self_test),
         store: store.map(|store| store.dir().display().to_string()),
         models,
         self_test: self_tests,
@@ -95,6 +108,59 @@ impl CpuReport {
     }
 }
 
+impl CudaReport {
+    fn none(fault: String) -> Self {
+        Self { device: None, free_bytes: None, total_bytes: None, self_test: None, fault: Some(fault) }
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn find(_self_test: bool) -> Self {
+        Self::none("this muser was built without the cuda feature".into())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn find(self_test: bool) -> Self {
+        let found = match muser_cuda::device::probe(0) {
+            Ok(found) => found,
+            Err(error) => return Self::none(error.to_string()),
+        };
+        let mut report = Self {
+            device: Some(format!(
+                "{}, compute capability {}.{}",
+                found.name,
+                found.arch / 10,
+                found.arch % 10
+            )),
+            free_bytes: Some(found.free_bytes),
+            total_bytes: Some(found.total_bytes),
+            self_test: None,
+            fault: found.compiler.err(),
+        };
+        if self_test && report.fault.is_none() {
+            match muser_cuda::selftest::run(0) {
+                Ok(tested) => report.self_test = Some(tested.compared),
+                Err(error) => report.fault = Some(error.to_string()),
+            }
+        }
+        report
+    }
+
+    fn describe(&self) -> String {
+        let mut text = self.device.clone().unwrap_or_else(|| "not used".into());
+        if let (Some(free), Some(total)) = (self.free_bytes, self.total_bytes) {
+            let gib = |bytes: u64| bytes as f64 / (1_u64 << 30) as f64;
+            text = format!("{text}, {:.1} of {:.1} GiB free", gib(free), gib(total));
+        }
+        if let Some(compared) = self.self_test {
+            text = format!("{text}; self-test: {compared} values, same bits as the scalar definition");
+        }
+        match &self.fault {
+            Some(fault) => format!("{text}: {fault}"),
+            None => text,
+        }
+    }
+}
+
 fn print(diagnosis: &Diagnosis, out: &mut impl std::io::Write) -> std::io::Result<()> {
     let mut line = |label: &str, value: String| writeln!(out, "{label:<17}{}", sanitize(&value));
     let unknown = || "unknown".to_owned();
@@ -123,6 +189,7 @@ fn print(diagnosis: &Diagnosis, out: &mut impl std::io::Write) -> std::io::Resul
     line("threads", diagnosis.cpu.threads.to_string())?;
     line("instruction set", format!("{}: {}", diagnosis.cpu.instruction_set, diagnosis.cpu.why))?;
     line("supported", diagnosis.cpu.supported.join(", "))?;
+    line("cuda", diagnosis.cuda.describe())?;
     let store = diagnosis.store.clone().unwrap_or_else(|| "no home folder is known".into());
     line("models", format!("{} in {store}, and the bundled one", diagnosis.models))?;
     for (index, ty) in diagnosis.self_test.iter().enumerate() {
