@@ -389,9 +389,8 @@ unsafe fn outputs<S: Simd, const DIRECT: bool>(
                 (true, false) if left >= 2 => output_chunk::<S, 8, 2, DIRECT>(p, v, count, dim, o, d),
                 (true, false) => output_chunk::<S, 8, 1, DIRECT>(p, v, count, dim, o, d),
                 (true, true) if left >= 4 => output_chunk::<S, 4, 4, DIRECT>(p, v, count, dim, o, d),
-                (true, true) => output_chunk::<S, 4, 1, DIRECT>(p, v, count, dim, o, d),
                 (false, false) if left >= 2 => output_chunk::<S, 4, 2, DIRECT>(p, v, count, dim, o, d),
-                (false, false) => output_chunk::<S, 4, 1, DIRECT>(p, v, count, dim, o, d),
+                (true, true) | (false, false) => output_chunk::<S, 4, 1, DIRECT>(p, v, count, dim, o, d),
                 (false, true) if left >= 4 => output_chunk::<S, 2, 4, DIRECT>(p, v, count, dim, o, d),
                 (false, true) => output_chunk::<S, 2, 1, DIRECT>(p, v, count, dim, o, d),
             };
