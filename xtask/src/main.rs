@@ -23,7 +23,17 @@ const STEPS: &[Step] = &[
         bench_report::check(&root())
     }),
     ("clippy", "no warnings in any target", || {
-        cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--quiet", "--", "-D", "warnings"])
+        cargo(&[
+            "clippy",
+            "--workspace",
+            "--all-targets",
+            "--locked",
+            "--quiet",
+            "--keep-going",
+            "--",
+            "-D",
+            "warnings",
+        ])
     }),
     ("test", "unit, property, golden and command tests", test),
     ("doc", "documentation builds, links resolve, examples run", doc),

@@ -39,6 +39,10 @@ impl Session {
         let model = source.load()?;
         let geometry = model.geometry.clone();
         let file = Arc::clone(&model.file);
+        let bytes: u64 = file.tensors().iter().map(|tensor| tensor.len as u64).sum();
+        if bytes > SLOW_LOAD_BYTES {
+            console.note(format!("loading {} ({:.1} GB)", source.label(), bytes as f64 / 1e9));
+        }
         // Building the tables of 200,000 tokens takes as long as setting up the executor, so they share the time.
         let (text, engine) = std::thread::scope(|scope| {
             let text = scope.spawn(|| -> anyhow::Result<_> {
@@ -66,6 +70,9 @@ impl Session {
         })
     }
 }
+
+/// Weights from this size on take long enough to load that silence would look like a hang.
+const SLOW_LOAD_BYTES: u64 = 1 << 30;
 
 fn start_engine(model: Model, args: &ModelArgs) -> anyhow::Result<EngineHandle> {
     let geometry = model.geometry.clone();
