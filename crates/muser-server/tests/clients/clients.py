@@ -8,6 +8,7 @@ import base64
 import json
 import struct
 import sys
+import tempfile
 import time
 import urllib.request
 
@@ -238,7 +239,8 @@ def schemathesis_finds_no_5xx():
         "--max-examples", "12", "--phases", "examples,fuzzing", "--seed", "1", "--request-timeout", "20",
         "--exclude-path", "/infill", "--suppress-health-check", "all", "--no-color",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=folder)
     if done.returncode != 0:
         raise AssertionError(done.stdout[-4000:] + done.stderr[-2000:])
 
