@@ -19,7 +19,7 @@ pub const TEXTS: Kind = Kind::Either(&[Kind::Text, Kind::List(&Kind::Text)]);
 /// Most stop strings of a request.
 const MAX_STOPS: usize = 64;
 
-/// The sampling fields, to be joined into a route's table by [`concat`].
+/// The sampling fields, to be joined into a route's table by [`concat()`].
 pub const SAMPLING_FIELDS: &[Field] = &[
     Field::optional(
         "temperature",

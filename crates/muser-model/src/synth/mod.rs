@@ -88,7 +88,7 @@ pub fn tiny(geometry: &Geometry, ty: GgmlType, seed: u64) -> Result<Vec<u8>, Mod
     to_bytes(&options)
 }
 
-/// Writes a draft model for a target of this vocabulary and seed; progress as for [`write`]. `mix` chooses types as it
+/// Writes a draft model for a target of this vocabulary and seed; progress as for [`write()`]. `mix` chooses types as it
 /// does for a text model.
 pub fn write_draft(
     path: impl AsRef<Path>,
