@@ -65,14 +65,15 @@ async fn serve(
     let stop = async {
         tokio::select! {
             () = asked_to_stop() => {}
-            error = failure => match error {
-                Ok(error) => load_error = Some(error),
-                // Loaded: from now on only a signal stops the server.
-                Err(_) => {
+            error = failure => {
+                if let Ok(error) = error {
+                    load_error = Some(error);
+                } else {
+                    // Loaded: from now on only a signal stops the server.
                     console.note(format!("ready: {url} has a page to talk to, {url}/v1 is the address for clients"));
                     asked_to_stop().await;
                 }
-            },
+            }
         }
     };
     tokio::select! {
