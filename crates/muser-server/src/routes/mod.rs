@@ -317,3 +317,26 @@ fn panicked(_: Box<dyn std::any::Any + Send + 'static>) -> Response {
     ApiError::internal("The server failed on this request; its log has the reason")
         .into_response_as(Dialect::OpenAi)
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use crate::error::ApiError;
+    use crate::fields::{Body, Field, check};
+    use crate::work::{Conversation, Prompt, Work};
+
+    /// The conversation that a route's table and parser make of a body, or the field at fault.
+    pub(super) fn conversation_of(
+        fields: &[Field],
+        parse: fn(Body<'_>) -> Result<Work, ApiError>,
+        body: Value,
+    ) -> Result<Conversation, Option<String>> {
+        let Value::Object(body) = body else { panic!("object") };
+        check(fields, &body).map_err(|fault| fault.param)?;
+        match parse(Body(&body)).map_err(|fault| fault.param)?.prompt {
+            Prompt::Chat(conversation) => Ok(conversation),
+            _ => panic!("chat"),
+        }
+    }
+}

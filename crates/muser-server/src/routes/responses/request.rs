@@ -238,12 +238,7 @@ mod tests {
     use super::*;
 
     fn run(body: Value) -> Result<Conversation, Option<String>> {
-        let Value::Object(body) = body else { panic!("object") };
-        crate::fields::check(FIELDS, &body).map_err(|fault| fault.param)?;
-        match parse(Body(&body)).map_err(|fault| fault.param)?.prompt {
-            Prompt::Chat(conversation) => Ok(conversation),
-            _ => panic!("chat"),
-        }
+        crate::routes::tests::conversation_of(FIELDS, parse, body)
     }
 
     #[test]
