@@ -60,6 +60,7 @@ pub struct StepBatch {
     full_blocks: Vec<BlockId>,
     sliding_blocks: Vec<BlockId>,
     embeddings: Vec<f32>,
+    skip_draft_context: bool,
 }
 
 impl StepBatch {
@@ -70,6 +71,18 @@ impl StepBatch {
         self.full_blocks.clear();
         self.sliding_blocks.clear();
         self.embeddings.clear();
+        self.skip_draft_context = false;
+    }
+
+    /// Nobody is going to draft soon: an attached draft's K and V of these rows need not be computed. They are stored as
+    /// zeros, so that what earlier owners of a block left there never shows. The rows' results do not change.
+    pub fn skip_draft_context(&mut self) {
+        self.skip_draft_context = true;
+    }
+
+    /// Are the draft's K and V of all rows wanted?
+    pub fn wants_draft_context(&self) -> bool {
+        !self.skip_draft_context
     }
 
     /// Begins a sequence: the rows pushed next are at `start_pos`, `start_pos + 1`, ...

@@ -9,7 +9,7 @@ use muser_backend::{
     DraftBatch, Executor, KvCapacity, KvType, ReferenceExecutor, Row, RowInput, RowWants, StepBatch,
     StepOutput,
 };
-use muser_kv::{BLOCK_LEN, BlockId};
+use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
 use muser_model::{Draft, Model};
 
 /// `<|begin_of_text|><|start|>user<|message|>Write a short story for children about a fox.<|eot|><|start|>assistant` in the
@@ -105,4 +105,35 @@ fn drafted_text_is_plain_text_and_proposals_are_often_right() {
     let per_pass = (text.len() - 1) as f64 / f64::from(passes);
     println!("{per_pass:.2} tokens per target pass with {proposals} proposals");
     assert!(per_pass > 1.8, "{per_pass:.2} tokens per target pass");
+}
+
+#[test]
+fn a_step_that_skips_the_context_leaves_zeros_and_the_same_logits() {
+    let (mut with, mut without) = (executor(true), executor(true));
+    let blocks = [BlockId(0), BlockId(1)];
+    let run = |executor: &mut ReferenceExecutor, skip: bool| {
+        let (mut batch, mut out) = (StepBatch::default(), StepOutput::default());
+        // First for other tokens, so that there is something to be seen by who comes next.
+        for ids in [[7; 21], PROMPT] {
+            batch.clear();
+            if skip && ids == PROMPT {
+                batch.skip_draft_context();
+            }
+            batch.push_seq(0, &blocks, 0, &blocks);
+            for id in ids {
+                let wants = RowWants { logits: true, ..RowWants::default() };
+                batch.push_row(Row { input: RowInput::Token(id), wants });
+            }
+            executor.step(&batch, &mut out).unwrap();
+        }
+        let mut bytes = vec![0u8; executor.info().sliding_block_bytes];
+        executor.export_block(KvGroup::Sliding, blocks[0], &mut bytes).unwrap();
+        (out.logits, bytes)
+    };
+    let (logits, bytes) = run(&mut with, false);
+    let (same_logits, blank_bytes) = run(&mut without, true);
+    assert!(logits == same_logits);
+    let target = executor(false).info().sliding_block_bytes;
+    assert!(bytes[..target] == blank_bytes[..target] && bytes[target..] != blank_bytes[target..]);
+    assert!(blank_bytes[target..].iter().all(|&byte| byte == 0));
 }

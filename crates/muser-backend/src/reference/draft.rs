@@ -52,6 +52,16 @@ impl Drafter {
         }
     }
 
+    /// Stores zeros where positions contribute nothing.
+    pub(super) fn blank(&self, kv: &mut KvStore, places: &[((BlockId, usize), usize)]) {
+        let zeros = vec![0.0; self.model.config.kv_width()];
+        for layer in 0..self.model.layers.len() {
+            for (place, _) in places {
+                kv.write(self.first_layer + layer, *place, &zeros, &zeros);
+            }
+        }
+    }
+
     /// Logits of the proposals of every sequence, without scale and soft cap.
     pub(super) fn propose(&self, target: &Model, kv: &KvStore, batch: &DraftBatch) -> Vec<f32> {
         let mut rows = Vec::new();

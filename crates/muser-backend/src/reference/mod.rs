@@ -185,7 +185,7 @@ impl ReferenceExecutor {
         }
     }
 
-    /// Gives the draft, if there is one, its context K and V of every row.
+    /// Gives the draft, if there is one, its context K and V of every row (zeros if the batch wants none).
     fn extend_draft(&mut self, batch: &StepBatch, taps: &[(usize, Vec<f32>)]) {
         let Some(drafter) = &self.drafter else { return };
         let (mut features, mut places) = (Vec::new(), Vec::new());
@@ -197,7 +197,11 @@ impl ReferenceExecutor {
                 places.push((locate(batch, seq, true, pos), pos));
             }
         }
-        drafter.extend(&mut self.kv, &features, &places);
+        if batch.wants_draft_context() {
+            drafter.extend(&mut self.kv, &features, &places);
+        } else {
+            drafter.blank(&mut self.kv, &places);
+        }
     }
 }
 
