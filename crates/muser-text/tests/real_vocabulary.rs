@@ -239,3 +239,31 @@ fn the_released_template_gives_the_published_prompts() {
     let effort = json!({"role": "system", "content": "Be concise.\nReasoning effort: low."});
     check("F", json!([effort, user("Hi")]), json!({}), false, tokens, len, sha);
 }
+
+/// J5: with 200,000 tokens a string of up to 100,000 characters still costs under a tenth of a millisecond a token.
+#[test]
+#[cfg(feature = "grammar")]
+fn a_mask_inside_a_long_string_is_cheap() {
+    use muser_text::grammar::{Grammar, GrammarEngine};
+    use std::sync::Arc;
+    use std::time::{Duration, Instant};
+
+    let Some(vocabulary) = VOCABULARY.as_ref() else { return };
+    let tokenizer = Arc::new(Tokenizer::from_source(&vocabulary.source()).expect("it is valid"));
+    let engine = GrammarEngine::new(tokenizer.clone()).expect("builds");
+    let schema = json!({"type": "object", "properties": {"text": {"type": "string", "maxLength": 100_000}}, "required": ["text"]});
+    let mut constraint = engine.constraint(&Grammar::JsonSchema(schema)).expect("usable");
+    let text = format!("{{\"text\": \"{}", "The harbour was quiet, and the boats came home. ".repeat(24));
+    let mut times = Vec::new();
+    for id in tokenizer.encode(&text, Specials::Plain) {
+        let start = Instant::now();
+        let mask = constraint.mask().expect("a mask");
+        constraint.commit(id).expect("allowed");
+        times.push(start.elapsed());
+        assert!(mask[id as usize / 32] >> (id % 32) & 1 == 1);
+    }
+    times.sort();
+    assert!(times.len() > 260, "{} tokens", times.len());
+    // The median: single turns are disturbed by whatever else the machine does.
+    assert!(times[times.len() / 2] < Duration::from_micros(100), "{:?}", times[times.len() / 2]);
+}

@@ -4,19 +4,24 @@
 //! from strangers), the translation of GBNF, and the part that knows messages: a grammar applies to the answer, or to the
 //! arguments of tool calls, and never to reasoning ([`TurnConstraint`]).
 
+mod far_limits;
 mod gbnf;
+mod token_constraint;
 mod tool_calls;
 mod turn;
 
+pub use token_constraint::TokenConstraint;
 pub use turn::{AnswerRule, TurnConstraint, TurnRules, TurnStart};
 
 use crate::error::{TextError, shown};
 use crate::{Specials, TokenKind, Tokenizer};
+use far_limits::QuoteDistance;
 use llguidance::api::TopLevelGrammar;
 use llguidance::{Matcher, ParserFactory};
 use regex_syntax::hir::{Hir, HirKind};
 use serde_json::Value;
 use std::sync::Arc;
+use token_constraint::Relaxed;
 use toktrie::{InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
 
 /// What the text must follow.
@@ -52,6 +57,7 @@ const JSON_SPACE: &str = "[ \\n\\t]{1,40}";
 pub struct GrammarEngine {
     tokenizer: Arc<Tokenizer>,
     factory: ParserFactory,
+    longest_token_bytes: usize,
     /// Ordinary text and the end of a message: what reasoning may contain.
     reasoning: Vec<u32>,
     /// Ordinary text and the end of the turn.
@@ -99,14 +105,42 @@ impl GrammarEngine {
         };
         let reasoning = with(tokenizer.channels().map(|channels| channels.end_of_message));
         let answer = with(Some(end));
-        Ok(GrammarEngine { tokenizer, factory, reasoning, answer })
+        let lengths =
+            (0..tokenizer.vocab_size() as u32).filter_map(|id| tokenizer.token_bytes(id)).map(<[u8]>::len);
+        let longest_token_bytes = lengths.max().unwrap_or(0);
+        Ok(GrammarEngine { tokenizer, factory, longest_token_bytes, reasoning, answer })
     }
 
     /// A constraint for a text that follows `grammar` from its first character on. A grammar that cannot be used is the
     /// caller's fault, whatever is wrong with it.
     pub fn constraint(&self, grammar: &Grammar) -> Result<TokenConstraint, TextError> {
         let (kind, compiled) = compile(grammar)?;
-        self.matcher(kind, compiled).map(|matcher| TokenConstraint { matcher, kind })
+        let matcher = self.matcher(kind, compiled)?;
+        let relaxed = match grammar {
+            Grammar::JsonSchema(schema) => self.relaxed(kind, schema, |schema| {
+                json_schema(schema).ok().map(TopLevelGrammar::from_json_schema)
+            }),
+            _ => None,
+        };
+        Ok(TokenConstraint::new(kind, matcher, relaxed))
+    }
+
+    /// The matcher of a schema without its far limits, if it has such limits.
+    fn relaxed(
+        &self,
+        kind: &'static str,
+        schema: &Value,
+        compile: impl FnOnce(&Value) -> Option<TopLevelGrammar>,
+    ) -> Option<Relaxed> {
+        let (relaxed, limit_chars) = far_limits::without_far_limits(schema)?;
+        let matcher = self.matcher(kind, compile(&relaxed)?).ok()?;
+        Some(Relaxed {
+            matcher,
+            limit_chars,
+            tokenizer: Arc::clone(&self.tokenizer),
+            longest_token_bytes: self.longest_token_bytes,
+            distance: QuoteDistance::default(),
+        })
     }
 
     fn matcher(&self, kind: &'static str, grammar: TopLevelGrammar) -> Result<Matcher, TextError> {
@@ -123,46 +157,6 @@ impl GrammarEngine {
         // A grammar that allows no text at all shows now and not in the middle of an answer.
         matcher.compute_mask_or_eos().map_err(|error| unusable(first_line(&error)))?;
         Ok(matcher)
-    }
-}
-
-/// Follows one text. [`Self::mask`] and [`Self::commit`] take turns.
-pub struct TokenConstraint {
-    matcher: Matcher,
-    kind: &'static str,
-}
-
-impl std::fmt::Debug for TokenConstraint {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("TokenConstraint").field("kind", &self.kind).finish_non_exhaustive()
-    }
-}
-
-impl TokenConstraint {
-    /// The tokens that may come next: bit `i % 32` of word `i / 32` is token `i`. Where the text may end, the token that
-    /// ends a turn is among them.
-    pub fn mask(&mut self) -> Result<Vec<u32>, TextError> {
-        let mask = self.matcher.compute_mask_or_eos().map_err(|e| self.error(&e))?;
-        Ok(mask.as_slice().to_vec())
-    }
-
-    /// Takes the token that was chosen.
-    pub fn commit(&mut self, id: u32) -> Result<(), TextError> {
-        self.matcher.consume_token(id).map_err(|e| self.error(&e))
-    }
-
-    /// May the text end here?
-    pub fn can_end(&mut self) -> bool {
-        self.matcher.is_stopped() || self.matcher.is_accepting().unwrap_or(true)
-    }
-
-    /// Must the text end here?
-    pub fn is_done(&self) -> bool {
-        self.matcher.is_stopped()
-    }
-
-    fn error(&self, error: &anyhow::Error) -> TextError {
-        TextError::Grammar { kind: self.kind, what: first_line(error) }
     }
 }
 

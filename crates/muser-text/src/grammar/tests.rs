@@ -183,25 +183,76 @@ fn hostile_grammars_end_soon() {
     }
 }
 
+/// Follows `text` and checks at each token that the constraint says what the schema itself says. Where it stops.
+fn follow_exactly(schema: &Value, text: &str) -> usize {
+    let tokenizer = tiny_tokenizer();
+    let grammar = Grammar::JsonSchema(schema.clone());
+    let (kind, compiled) = compile(&grammar).expect("usable");
+    let mut exact = engine().matcher(kind, compiled).expect("usable");
+    let mut constraint = engine().constraint(&grammar).expect("usable");
+    let mut at = 0;
+    for id in tokenizer.encode(text, Specials::Plain) {
+        let mask = constraint.mask().expect("a mask");
+        assert_eq!(mask, exact.compute_mask_or_eos().expect("a mask").as_slice(), "at byte {at}");
+        if !allows(&mask, id) {
+            break;
+        }
+        constraint.commit(id).expect("allowed");
+        exact.consume_token(id).expect("allowed");
+        at += tokenizer.token_bytes(id).unwrap_or_default().len();
+    }
+    assert_eq!(constraint.can_end(), exact.is_stopped() || exact.is_accepting().expect("no fault"));
+    at
+}
+
+/// J5, the right half: masks without far limits are those of the schema, also when a limit is reached.
+#[test]
+fn a_far_limit_is_kept_when_it_comes_near() {
+    let schema = json!({"type": "object", "required": ["text", "list"], "additionalProperties": false, "properties": {
+        "text": {"type": "string", "maxLength": 1100, "minLength": 3},
+        "list": {"type": "array", "items": {"type": ["string", "null"], "maxLength": 1024}},
+        "short": {"type": "string", "maxLength": 5}}});
+    let whole = format!(
+        "{{\"text\": \"{}\", \"list\": [\"{}\", null, \"\\\"é🙂\"], \"short\": \"abc\"}}",
+        "word, ".repeat(183),
+        "é".repeat(1023)
+    );
+    assert_eq!(follow_exactly(&schema, &whole), whole.len());
+    for (string, chars) in
+        [("word, ".repeat(300), 1100), (r#"\""#.repeat(1200), 1100), ("é".repeat(1300), 1100)]
+    {
+        let reached = follow_exactly(&schema, &format!("{{\"text\": \"{string}\", \"list\": []}}")) - 10;
+        let escape_bytes = string.len() / string.replace('\\', "").chars().count();
+        assert!(
+            reached / escape_bytes <= chars && reached / escape_bytes + 8 > chars,
+            "{reached} of {chars}"
+        );
+    }
+}
+
+/// J5 with a small vocabulary; with the real one it is a test of `real_vocabulary`.
 #[test]
 fn long_strings_cost_little() {
-    let schema = Grammar::JsonSchema(json!({"type": "object", "properties": {
-        "text": {"type": "string", "maxLength": 100_000}}, "required": ["text"]}));
-    let tokenizer = tiny_tokenizer();
-    let mut constraint = engine().constraint(&schema).expect("usable");
-    let text = format!("{{\"text\": \"{}", "word and ".repeat(100));
-    let ids = tokenizer.encode(&text, Specials::Plain);
+    let parameters = json!({"type": "object", "properties": {
+        "texts": {"type": "array", "items": {"type": "string", "maxLength": 100_000}}}, "required": ["texts"]});
+    let tool = json!({"name": "f", "parameters": parameters});
+    let rules = TurnRules { tools: normalise_tools(&[tool]).expect("valid"), ..TurnRules::default() };
+    let text = format!(
+        " to=f<|message|><atem:function_calls>\n<atem:invoke name=\"f\">\n<atem:parameter name=\"texts\">[\"{}",
+        "word and ".repeat(100)
+    );
+    let mut constraint = TurnConstraint::new(engine(), rules).expect("usable");
     let mut times = Vec::new();
-    for id in &ids {
+    for id in tiny_tokenizer().encode(&text, Specials::Parse) {
         let start = Instant::now();
         let mask = constraint.mask().expect("a mask");
         times.push(start.elapsed());
-        assert!(allows(&mask, *id));
-        constraint.commit(*id).expect("allowed");
+        assert!(allows(&mask, id));
+        constraint.commit(id).expect("allowed");
     }
     times.sort();
-    // Typically tens of microseconds; the bound is for a busy machine.
-    assert!(times[times.len() / 2] < Duration::from_millis(5), "{:?}", times[times.len() / 2]);
+    // Typically a microsecond; the bound is for a busy machine.
+    assert!(times[times.len() / 2] < Duration::from_micros(100), "{:?}", times[times.len() / 2]);
 }
 
 fn tools() -> Vec<Value> {

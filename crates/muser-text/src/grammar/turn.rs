@@ -277,7 +277,10 @@ fn call_constraint(
         TextError::Grammar { kind, what } => TextError::Grammar { kind, what: format!("{name}: {what}") },
         other => other,
     })?;
-    Ok(TokenConstraint { matcher, kind })
+    let relaxed = engine.relaxed(kind, parameters, |parameters| {
+        Some(TopLevelGrammar::from_lark(tool_calls::grammar(name, parameters)))
+    });
+    Ok(TokenConstraint::new(kind, matcher, relaxed))
 }
 
 fn not_allowed(id: u32) -> TextError {
