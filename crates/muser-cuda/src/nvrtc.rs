@@ -5,6 +5,7 @@
 //! not know the card yet, PTX of the newest architecture it knows is made instead and the driver finishes the job.
 #![allow(unsafe_code, reason = "foreign functions of libnvrtc, called through cudarc's bindings")]
 
+use std::borrow::Cow;
 use std::ffi::{CString, c_char};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -18,6 +19,10 @@ use crate::kernels::{HEADERS, KernelFile};
 pub const NVRTC_DIR_VAR: &str = "MUSER_NVRTC_DIR";
 /// Environment variable with the folder of compiled kernels; an empty value turns the cache off.
 pub const CACHE_DIR_VAR: &str = "MUSER_CUDA_CACHE_DIR";
+
+/// Environment variable with a folder whose files replace the built-in kernel sources of the same name: variants can be
+/// compared without building the program again. For development.
+pub const KERNEL_DIR_VAR: &str = "MUSER_CUDA_KERNELS";
 
 /// What the assembler reports about one kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,10 +80,12 @@ pub fn compile_cached(file: &KernelFile, arch: u32) -> Result<Compiled, CudaErro
     let Some(folder) = cache_folder() else { return compile(file, arch) };
     let (major, minor) = version()?;
     let mut hasher = blake3::Hasher::new();
-    for part in [file.source, &format!("nvrtc {major}.{minor} sm_{arch}"), &file.options(arch).join(" ")] {
+    let source = text_of(&format!("{}.cu", file.name), file.source);
+    for part in [&*source, &format!("nvrtc {major}.{minor} sm_{arch}"), &file.options(arch).join(" ")] {
         hasher.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
     }
     for (name, text) in HEADERS {
+        let text = text_of(name, text);
         hasher.update(name.as_bytes()).update(&(text.len() as u64).to_le_bytes()).update(text.as_bytes());
     }
     let path = folder.join(format!("{}-sm{arch}-{}.bin", file.name, &hasher.finalize().to_hex()[..32]));
@@ -105,9 +112,10 @@ pub fn compile(file: &KernelFile, arch: u32) -> Result<Compiled, CudaError> {
     let mut options = file.options(arch);
     options.push(format!("--gpu-architecture={target}"));
     let c = |s: &str| CString::new(s).expect("kernel sources and options hold no zero byte");
-    let (source, name) = (c(file.source), c(file.name));
+    let source = text_of(&format!("{}.cu", file.name), file.source);
+    let (source, name) = (c(&source), c(file.name));
     let options: Vec<CString> = options.iter().map(|o| c(o)).collect();
-    let headers: Vec<(CString, CString)> = HEADERS.iter().map(|(n, t)| (c(n), c(t))).collect();
+    let headers: Vec<(CString, CString)> = HEADERS.iter().map(|(n, t)| (c(n), c(&text_of(n, t)))).collect();
     let pointers =
         |list: &mut dyn Iterator<Item = &CString>| list.map(|s| s.as_ptr()).collect::<Vec<*const c_char>>();
     let header_text = pointers(&mut headers.iter().map(|h| &h.1));
@@ -194,6 +202,14 @@ fn read(size_of: SizeOf, read_into: ReadInto, program: &Program) -> Result<Vec<u
     // SAFETY: the buffer has the size that the library asked for.
     check("nvrtc read", unsafe { read_into(program.0, bytes.as_mut_ptr().cast()) })?;
     Ok(bytes)
+}
+
+/// A kernel source: the built-in one unless [`KERNEL_DIR_VAR`] has another.
+fn text_of(name: &str, built_in: &'static str) -> Cow<'static, str> {
+    std::env::var_os(KERNEL_DIR_VAR)
+        .and_then(|folder| std::fs::read_to_string(PathBuf::from(folder).join(name)).ok())
+        .filter(|text| !text.contains('\0'))
+        .map_or(Cow::Borrowed(built_in), Cow::Owned)
 }
 
 /// Target name and whether machine code can be had for it.
