@@ -1,0 +1,172 @@
+//! Records: small sealed blobs under a name that may change, such as the messages of a session.
+//!
+//! Each change is a new object; the catalog says which revision counts, so an older one put back is refused. Names are
+//! inside the sealed bytes; outside there are keyed hashes.
+
+use super::Library;
+use super::catalog::Entry;
+use crate::encode::{Reader, Writer};
+use crate::keys::KeyRing;
+use crate::object::{Kind, Spec, seal};
+use crate::store::Put;
+use crate::{Area, ObjectName, PackError, Refusal};
+
+const DOMAIN: &str = "muser pack record";
+const MAX_NAME_BYTES: usize = 256;
+
+/// A record in a listing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordInfo {
+    /// Its kind.
+    pub kind: String,
+    /// Its name.
+    pub name: String,
+    /// How often it was written.
+    pub revision: u64,
+    /// When, in seconds since 1970.
+    pub written_unix_s: u64,
+    /// Bytes of its content.
+    pub bytes: usize,
+}
+
+impl Library {
+    /// Writes a record and returns its revision, which is one more than before. `kind` separates name spaces.
+    pub fn put_record(&self, kind: &str, name: &str, bytes: &[u8]) -> Result<u64, PackError> {
+        check_name(kind, name)?;
+        let keys = self.keys();
+        let key = record_key(&keys, kind, name);
+        self.locked(|shared, view, locked| {
+            let locked = locked.ok_or_else(no_catalog)?;
+            let before = view.records.get(&key).map(|(_, revision)| *revision);
+            let revision = before.unwrap_or(0) + 1;
+            let mut writer = Writer::for_domain(DOMAIN);
+            writer.string(kind);
+            writer.string(name);
+            writer.u64(revision);
+            writer.u64(crate::keys::now_unix_s());
+            writer.bytes(bytes);
+            let payload = writer.into_bytes();
+            let id = object_id(&keys, &key, revision);
+            let object = ObjectName { area: Area::Records, id };
+            let sealed = seal(&keys, shared.options.encrypt, Spec::plain(Kind::Record), id, &payload)?;
+            // What a killed process left under this name was never committed.
+            let put = shared.put_object(object, &sealed, Some((view, &mut *locked)), |_| false)?;
+            debug_assert_eq!(put, Put::Stored);
+            shared.store.flush()?;
+            let digest = sealed.storage_digest();
+            view.append(&keys, locked, Entry::RecordWritten { name: key, digest, revision })?;
+            if let Some(before) = before {
+                let id = object_id(&keys, &key, before);
+                shared.store.delete(&ObjectName { area: Area::Records, id })?;
+            }
+            Ok(revision)
+        })
+    }
+
+    /// A record's content and revision; `None` if there is none of this name.
+    pub fn record(&self, kind: &str, name: &str) -> Result<Option<(Vec<u8>, u64)>, PackError> {
+        self.refresh()?;
+        let key = record_key(&self.keys(), kind, name);
+        let Some(known) = self.writer().records.get(&key).copied() else { return Ok(None) };
+        let read = self.read_record(&key, known).map_err(|error| self.shared.counters.failed(error))?;
+        Ok(Some((read.1, known.1)))
+    }
+
+    /// All records of a kind, by name. Those that are not believed are counted and left out.
+    pub fn records(&self, kind: &str) -> Result<Vec<RecordInfo>, PackError> {
+        self.refresh()?;
+        let known: Vec<_> = self.writer().records.iter().map(|(key, of)| (*key, *of)).collect();
+        let mut records = Vec::new();
+        for (key, of) in known {
+            match self.read_record(&key, of) {
+                Ok((info, _)) if info.kind == kind => records.push(info),
+                Ok(_) => {}
+                Err(error) => {
+                    self.shared.counters.failed(error);
+                }
+            }
+        }
+        records.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(records)
+    }
+
+    /// Removes a record; `false` if there was none.
+    pub fn remove_record(&self, kind: &str, name: &str) -> Result<bool, PackError> {
+        let keys = self.keys();
+        let key = record_key(&keys, kind, name);
+        self.locked(|shared, view, locked| {
+            let Some((_, revision)) = view.records.get(&key).copied() else { return Ok(false) };
+            view.append(&keys, locked.ok_or_else(no_catalog)?, Entry::RecordRemoved { name: key })?;
+            let id = object_id(&keys, &key, revision);
+            shared.store.delete(&ObjectName { area: Area::Records, id })?;
+            Ok(true)
+        })
+    }
+
+    fn read_record(
+        &self,
+        key: &[u8; 32],
+        (digest, revision): ([u8; 32], u64),
+    ) -> Result<(RecordInfo, Vec<u8>), PackError> {
+        let keys = self.keys();
+        let object = ObjectName { area: Area::Records, id: object_id(&keys, key, revision) };
+        let opened = self.shared.open_object(&keys, object)?;
+        let refuse = |reason| PackError::refused(object, reason);
+        if opened.storage_digest != digest {
+            return Err(refuse(Refusal::Replayed));
+        }
+        let payload = opened.read_all(&keys)?;
+        let mut of = Reader::new(&payload);
+        let read = |of: &mut Reader<'_>| {
+            if of.string("record domain")? != DOMAIN {
+                return Err(Refusal::Malformed { field: "record domain", found: 0 });
+            }
+            let (kind, name) = (of.string("record kind")?.to_owned(), of.string("record name")?.to_owned());
+            let found = of.u64()?;
+            if found != revision {
+                return Err(Refusal::OldRevision { expected: revision, found });
+            }
+            let written_unix_s = of.u64()?;
+            let bytes = of.bytes()?.to_vec();
+            Ok((RecordInfo { kind, name, revision, written_unix_s, bytes: bytes.len() }, bytes))
+        };
+        let record = read(&mut of).map_err(refuse)?;
+        of.finish().map_err(refuse)?;
+        Ok(record)
+    }
+}
+
+/// The record's place in the catalog.
+fn record_key(keys: &KeyRing, kind: &str, name: &str) -> [u8; 32] {
+    let mut writer = Writer::for_domain("record name");
+    writer.string(kind);
+    writer.string(name);
+    *blake3::keyed_hash(keys.namespace_key(), &writer.into_bytes()).as_bytes()
+}
+
+/// The object of a revision.
+pub(super) fn object_id(keys: &KeyRing, record: &[u8; 32], revision: u64) -> [u8; 32] {
+    let mut writer = Writer::for_domain("record object");
+    writer.fixed(record);
+    writer.u64(revision);
+    *blake3::keyed_hash(keys.namespace_key(), &writer.into_bytes()).as_bytes()
+}
+
+fn check_name(kind: &str, name: &str) -> Result<(), PackError> {
+    if kind.len() <= MAX_NAME_BYTES && (1..=MAX_NAME_BYTES).contains(&name.len()) {
+        return Ok(());
+    }
+    Err(PackError::Caller {
+        what: "name of a record",
+        expected: format!("1 to {MAX_NAME_BYTES} bytes"),
+        found: format!("{}", name.len()),
+    })
+}
+
+fn no_catalog() -> PackError {
+    PackError::Caller {
+        what: "store for records",
+        expected: "one with a catalog".into(),
+        found: "one without".into(),
+    }
+}

@@ -1,0 +1,137 @@
+//! Where objects are kept: a small trait, and one conformance suite for everything behind it.
+//!
+//! A store moves bytes and knows nothing of keys or formats. It promises four things: an object is either absent or
+//! complete; an existing object is never replaced; it never holds more than its budget, whoever writes at the same
+//! time; and a catalog, where it has one, is changed by one writer at a time and durably.
+
+pub mod conformance;
+mod memory;
+
+pub use memory::MemoryStore;
+
+use crate::{Area, ObjectName, PackError};
+
+/// Outcome of [`PackStore::put`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Put {
+    /// Stored now.
+    Stored,
+    /// An object of this name was there and is unchanged.
+    Exists,
+}
+
+/// An object in a listing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Its name.
+    pub name: ObjectName,
+    /// Its size.
+    pub bytes: u64,
+    /// When it was last used, in nanoseconds since 1970; 0 if unknown. Only eviction looks at it.
+    pub used_unix_ns: u64,
+}
+
+/// An opened object. It stays readable after the object was deleted.
+pub trait ReadAt: Send + Sync {
+    /// Size of the object.
+    fn len(&self) -> Result<u64, PackError>;
+
+    /// Is it empty?
+    fn is_empty(&self) -> Result<bool, PackError> {
+        Ok(self.len()? == 0)
+    }
+
+    /// Fills `out` from `offset` on; an object that ends before that is [`crate::Refusal::Truncated`].
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), PackError>;
+}
+
+/// A place for objects.
+pub trait PackStore: Send + Sync {
+    /// Says what and where it is, for people.
+    fn describe(&self) -> String;
+
+    /// Stores an object made of `parts`, durably and all at once, unless one of this name exists.
+    ///
+    /// # Errors
+    /// [`PackError::Full`] beyond the byte budget or with a full disk; nothing is left behind then.
+    fn put(&self, name: &ObjectName, parts: &[&[u8]]) -> Result<Put, PackError>;
+
+    /// Opens an object; `None` if there is none.
+    fn open(&self, name: &ObjectName) -> Result<Option<Box<dyn ReadAt>>, PackError>;
+
+    /// Is it there?
+    fn contains(&self, name: &ObjectName) -> Result<bool, PackError> {
+        Ok(self.open(name)?.is_some())
+    }
+
+    /// Removes an object; `false` if there was none.
+    fn delete(&self, name: &ObjectName) -> Result<bool, PackError>;
+
+    /// Takes an object that was refused out of use without destroying it. Where nothing can be kept aside, deletes it.
+    fn quarantine(&self, name: &ObjectName) -> Result<(), PackError>;
+
+    /// All objects of an area, in no particular order.
+    fn list(&self, area: Area) -> Result<Vec<Listed>, PackError>;
+
+    /// Remembers that an object was used now. Losing this only makes eviction less apt.
+    fn touch(&self, name: &ObjectName);
+
+    /// Makes earlier puts and deletes survive a power cut.
+    fn flush(&self) -> Result<(), PackError>;
+
+    /// Bytes held and the budget.
+    fn usage(&self) -> Result<Usage, PackError>;
+
+    /// Forgets what a killed process left half done. Returns the bytes freed; 0 while others are using the store.
+    fn clean(&self) -> Result<u64, PackError>;
+
+    /// Marks that packs are being read or written, so that nobody collects garbage; `None` while somebody does.
+    fn activity(&self) -> Result<Option<Box<dyn Activity>>, PackError>;
+
+    /// The right to collect garbage; `None` while anybody, this process included, is active.
+    fn quiet(&self) -> Result<Option<Box<dyn Activity>>, PackError>;
+
+    /// The catalog, if the store can keep one.
+    fn catalog(&self) -> Option<&dyn CatalogStore>;
+}
+
+/// A mark that ends when dropped.
+pub trait Activity: Send + Sync {}
+
+/// Bytes of a store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Held, unfinished objects included.
+    pub held_bytes: u64,
+    /// Most it may hold; `None`: no limit.
+    pub budget_bytes: Option<u64>,
+}
+
+/// Where the catalog's records are kept.
+pub trait CatalogStore: Send + Sync {
+    /// Waits until no other process changes the catalog.
+    fn lock(&self) -> Result<Box<dyn LockedCatalog + '_>, PackError>;
+}
+
+/// The catalog while nobody else changes it.
+pub trait LockedCatalog {
+    /// Bytes of all records.
+    fn len(&mut self) -> Result<u64, PackError>;
+
+    /// Is it empty?
+    fn is_empty(&mut self) -> Result<bool, PackError> {
+        Ok(self.len()? == 0)
+    }
+
+    /// At most `len` bytes from `offset` on; fewer at the end.
+    fn read(&mut self, offset: u64, len: u64) -> Result<Vec<u8>, PackError>;
+
+    /// Cuts off what is behind `len`: the rest of a record that was never finished.
+    fn truncate(&mut self, len: u64) -> Result<(), PackError>;
+
+    /// Appends a record durably.
+    fn append(&mut self, record: &[u8]) -> Result<(), PackError>;
+
+    /// Replaces the whole catalog, durably and all at once.
+    fn replace(&mut self, records: &[u8]) -> Result<(), PackError>;
+}
