@@ -40,6 +40,10 @@ pub struct EngineConfig {
     pub window_slack: usize,
     /// Shortest part of a known block worth copying so that a request can continue inside it (positions).
     pub min_copy_tokens: usize,
+    /// How long a request waits to hear from a [`crate::PrefixSource`] how much of its prompt it has.
+    pub source_timeout: Duration,
+    /// How long a restore from a source may go without a block before the prompt is computed instead.
+    pub restore_stall: Duration,
     /// What the prefix identity is salted with besides the executor's numeric route: fingerprints of the model and of
     /// the tokenizer.
     pub identity: Vec<u8>,
@@ -63,6 +67,8 @@ impl Default for EngineConfig {
             draft_tokens: 0,
             window_slack: 16,
             min_copy_tokens: 16,
+            source_timeout: Duration::from_millis(500),
+            restore_stall: Duration::from_secs(2),
             identity: Vec::new(),
         }
     }

@@ -17,6 +17,7 @@ use crate::{
     draft::DraftRounds,
     handle::Shared,
     metrics::Metrics,
+    prefix::{Door, Source},
     sampler::Sampler,
     scheduler::{End, Scheduler, SchedulerConfig, StepPlan},
     sequence::Sequence,
@@ -59,7 +60,12 @@ pub(crate) struct Driver {
     pub(crate) vocab: usize,
     pub(crate) most_positions: usize,
     pub(crate) shared: Arc<Shared>,
-    clock: Box<dyn Fn() -> Duration + Send>,
+    pub(crate) clock: Box<dyn Fn() -> Duration + Send>,
+    pub(crate) source: Source,
+    pub(crate) source_timeout: Duration,
+    pub(crate) door: Arc<Door>,
+    /// How long the last step took.
+    pub(crate) last_step: Duration,
     block_bytes: (u64, u64),
 }
 
@@ -112,6 +118,7 @@ impl Driver {
                 max_rows: info.max_rows,
                 sliding_per_sequence: capacity::sliding_per_sequence(&reach, config),
                 slow_reader_timeout: config.slow_reader_timeout,
+                restore_stall: config.restore_stall,
                 lookahead: muser_kv::BLOCK_LEN,
             },
         );
@@ -131,6 +138,10 @@ impl Driver {
             most_positions,
             shared: Arc::new(Shared::new(limits, info, config.queue_timeout)),
             clock: Box::new(|| Duration::ZERO),
+            source: None,
+            source_timeout: config.source_timeout,
+            door: Arc::new(Door::new()),
+            last_step: Duration::ZERO,
             block_bytes,
         };
         driver.publish_figures();
@@ -154,11 +165,14 @@ impl Driver {
         while let Some(job) = self.shared.inbox.pop() {
             self.take_in(job);
         }
-        let worked = self.do_cache_work();
+        let mut worked = self.do_cache_work();
+        worked |= self.move_prefixes();
+        self.offer_prompts();
         self.draft_round();
         let stopping = self.shared.stopping.load(Ordering::SeqCst);
         self.scheduler.plan(now, stopping >= 2, &mut self.plan);
         Metrics::add(&self.shared.metrics.preemptions, self.plan.preempted);
+        self.note_restores();
         while let Some((sequence, end)) = self.plan.ended.pop() {
             self.end(&sequence, &end, now);
         }
@@ -185,6 +199,9 @@ impl Driver {
                 && let Some(dropped) = sequence.shift(self.most_positions)
             {
                 job.task.ring.send(Event::Shifted { index, dropped_tokens: dropped as u32 });
+            }
+            if index == 0 {
+                self.ask_source(&mut sequence);
             }
             self.scheduler.enqueue(sequence);
         }

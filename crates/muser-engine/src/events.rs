@@ -131,6 +131,8 @@ pub struct Usage {
     pub prompt_tokens: u32,
     /// Of these, taken from known blocks.
     pub cached_tokens: u32,
+    /// Positions that a prefix source brought, so that they were not computed.
+    pub restored_tokens: u32,
     /// Tokens sampled, a final stop id included.
     pub completion_tokens: u32,
     /// Steps in which tokens of this choice were sampled: with drafting fewer than tokens.
@@ -148,6 +150,8 @@ pub struct Timings {
     pub queue: Duration,
     /// From admission to the first sampled token.
     pub prefill: Duration,
+    /// Of this, bringing positions from a prefix source.
+    pub restore: Duration,
     /// From the first sampled token to the end.
     pub decode: Duration,
 }

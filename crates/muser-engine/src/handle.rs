@@ -17,7 +17,8 @@ use muser_backend::{Executor, ExecutorInfo};
 use muser_model::Geometry;
 
 use crate::{
-    EngineConfig, EngineError, MetricsSnapshot, Request, RequestError, SlotView, Submission, SubmitError,
+    EngineConfig, EngineError, MetricsSnapshot, PrefixSource, Request, RequestError, SlotView, Submission,
+    SubmitError,
     admission::{self, Limits},
     cache_work::{CACHE_WORK_LIMIT, CacheAccess, CacheWork, CacheWorkError},
     driver::{Driver, Turn},
@@ -154,13 +155,24 @@ pub struct Engine;
 
 impl Engine {
     /// Allocates the KV blocks and starts the engine thread.
-    #[expect(clippy::needless_pass_by_value, reason = "an engine is made once, from values made for it")]
     pub fn spawn(
         executor: Box<dyn Executor>,
         geometry: Geometry,
         config: EngineConfig,
     ) -> Result<EngineHandle, EngineError> {
+        Self::spawn_with(executor, geometry, config, None)
+    }
+
+    /// [`Engine::spawn`] with a place where prefixes are kept that outlive the engine's memory.
+    #[expect(clippy::needless_pass_by_value, reason = "an engine is made once, from values made for it")]
+    pub fn spawn_with(
+        executor: Box<dyn Executor>,
+        geometry: Geometry,
+        config: EngineConfig,
+        source: Option<Box<dyn PrefixSource>>,
+    ) -> Result<EngineHandle, EngineError> {
         let mut driver = Driver::new(executor, &geometry, &config)?;
+        driver.source = source;
         let shared = Arc::clone(driver.shared());
         let for_thread = Arc::clone(&shared);
         let clock = Arc::clone(&shared);

@@ -17,6 +17,7 @@ mod events;
 mod handle;
 mod metrics;
 mod pace;
+mod prefix;
 mod request;
 pub mod sampler;
 mod scheduler;
@@ -27,6 +28,8 @@ mod submission;
 mod task;
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+mod testing_source;
 
 pub use admission::Limits;
 pub use cache_work::{CacheAccess, CacheWorkError};
@@ -39,6 +42,10 @@ pub use events::{
 };
 pub use handle::{Engine, EngineHandle, Shutdown};
 pub use metrics::{HistogramSnapshot, LATENCY_BOUNDS_S, MetricsSnapshot};
+pub use prefix::{
+    BlockBytes, Delivery, ExportError, Found, PrefixOffer, PrefixQuery, PrefixSource, RestoreFailure,
+    StoredPrefix,
+};
 pub use request::{
     ConstraintFactory, ContextPolicy, ImageRows, Prompt, Request, RequestKind, ShiftPlan, StopWatch,
     StopWatchFactory,

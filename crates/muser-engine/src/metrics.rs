@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use crate::FinishReason;
+use crate::{FinishReason, RestoreFailure};
 
 /// Upper bounds of the latency buckets in seconds; the last bucket is unbounded.
 pub const LATENCY_BOUNDS_S: [f64; 22] = [
@@ -125,6 +125,28 @@ metrics! {
     copied_blocks,
     /// Blocks brought back from host memory.
     restored_blocks,
+    /// Prompt positions about which a prefix source was asked.
+    external_queries,
+    /// Of these, brought by it.
+    external_hits,
+    /// Blocks that a prefix source brought.
+    external_blocks,
+    /// Bytes of these.
+    external_bytes,
+    /// Blocks copied out for a prefix source.
+    exported_blocks,
+    /// Restores that ended because a block was not there any more.
+    restores_missing,
+    /// Restores that ended because a block was not what had been stored.
+    restores_invalid,
+    /// Restores that ended because the store failed.
+    restores_store,
+    /// Restores, and questions what there is to restore, that ended because nothing came in time.
+    restores_slow,
+    /// Restores for which there was no memory.
+    restores_no_memory,
+    /// Restores whose bytes the device refused.
+    restores_device,
     /// Bytes of blocks kept in host memory (gauge).
     host_bytes_held,
     /// Requests in the waiting queue (gauge).
@@ -161,6 +183,10 @@ metrics! {
     request_time,
     /// One step of the executor.
     step_time,
+    /// Bringing a prefix from a prefix source.
+    restore_time,
+    /// Copying one block out for a prefix source: what a step may be delayed by.
+    export_time,
 }
 
 impl Metrics {
@@ -172,6 +198,18 @@ impl Metrics {
         gauge.store(value, Ordering::Relaxed);
     }
 
+    pub(crate) fn restore_failed(&self, failure: RestoreFailure) {
+        let counter = match failure {
+            RestoreFailure::Missing => &self.restores_missing,
+            RestoreFailure::Invalid => &self.restores_invalid,
+            RestoreFailure::Store => &self.restores_store,
+            RestoreFailure::Slow => &self.restores_slow,
+            RestoreFailure::NoMemory => &self.restores_no_memory,
+            RestoreFailure::Device => &self.restores_device,
+        };
+        Self::add(counter, 1);
+    }
+
     pub(crate) fn finished(&self, reason: FinishReason) {
         let counter = match reason {
             FinishReason::Stop(_) | FinishReason::StopWatch => &self.finished_stop,
@@ -181,5 +219,19 @@ impl Metrics {
             }
         };
         Self::add(counter, 1);
+    }
+}
+
+impl MetricsSnapshot {
+    /// Prefixes that were computed although a source seemed to have them, by reason.
+    pub fn restore_failures(&self, reason: RestoreFailure) -> u64 {
+        match reason {
+            RestoreFailure::Missing => self.restores_missing,
+            RestoreFailure::Invalid => self.restores_invalid,
+            RestoreFailure::Store => self.restores_store,
+            RestoreFailure::Slow => self.restores_slow,
+            RestoreFailure::NoMemory => self.restores_no_memory,
+            RestoreFailure::Device => self.restores_device,
+        }
     }
 }

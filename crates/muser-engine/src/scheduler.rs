@@ -17,7 +17,15 @@ use std::{
 
 use muser_kv::{BLOCK_LEN, BlockCopy, BlockId, Evicted, HostKey, HostTier, KvCache, KvGroup, Unit};
 
-use crate::{FinishReason, RequestError, pace::Pace, sequence::Sequence};
+use crate::{
+    FinishReason, RequestError, RestoreFailure,
+    pace::Pace,
+    prefix::{Begun, External, Holds},
+    sequence::Sequence,
+};
+
+/// Longest prefill step while another sequence is being fetched: its blocks are taken in between steps.
+const FETCHING_STEP: Duration = Duration::from_millis(100);
 
 /// Figures that do not change.
 #[derive(Clone, Debug)]
@@ -32,6 +40,8 @@ pub(crate) struct SchedulerConfig {
     pub(crate) max_rows: usize,
     pub(crate) sliding_per_sequence: usize,
     pub(crate) slow_reader_timeout: Duration,
+    /// How long a fetch may go without a block.
+    pub(crate) restore_stall: Duration,
     /// Positions beyond the prompt that must have memory at admission.
     pub(crate) lookahead: usize,
 }
@@ -77,6 +87,10 @@ pub(crate) struct StepPlan {
     pub(crate) moves: Vec<BlockMove>,
     pub(crate) ended: Vec<(Sequence, End)>,
     pub(crate) preempted: u64,
+    /// Prefixes that a source did not bring after all.
+    pub(crate) restore_failures: Vec<RestoreFailure>,
+    /// Prefixes that a source brought: positions and time.
+    pub(crate) restored: Vec<(u64, Duration)>,
     /// Something happened beside the items (an admission), so plan again soon.
     pub(crate) changed: bool,
     /// When to look again though nothing happens.
@@ -89,11 +103,13 @@ impl StepPlan {
         self.moves.clear();
         self.ended.clear();
         self.preempted = 0;
+        self.restore_failures.clear();
+        self.restored.clear();
         self.changed = false;
         self.wake_at = None;
     }
 
-    fn wake_by(&mut self, at: Option<Duration>) {
+    pub(crate) fn wake_by(&mut self, at: Option<Duration>) {
         if let Some(at) = at {
             self.wake_at = Some(self.wake_at.map_or(at, |before| before.min(at)));
         }
@@ -115,6 +131,7 @@ pub(crate) struct Scheduler {
     pub(crate) pace: Pace,
     pub(crate) host: HostTier,
     copies: Vec<BlockCopy>,
+    pub(crate) holds: Holds,
 }
 
 impl Scheduler {
@@ -132,6 +149,7 @@ impl Scheduler {
             pace: Pace::default(),
             host,
             copies: Vec::new(),
+            holds: Holds::default(),
         }
     }
 
@@ -153,6 +171,7 @@ impl Scheduler {
     /// Takes a sequence out of its slot and gives its blocks back.
     pub(crate) fn vacate(&mut self, slot: usize) -> Option<Sequence> {
         let mut sequence = self.slots[slot].take()?;
+        self.abort_restore(&mut sequence);
         if let Some(kv) = sequence.kv.take() {
             if sequence.awaits_copy {
                 self.kv.release_broken(kv);
@@ -176,6 +195,7 @@ impl Scheduler {
     pub(crate) fn plan(&mut self, now: Duration, cancel_all: bool, plan: &mut StepPlan) {
         plan.clear();
         self.end_what_is_over(now, cancel_all, plan);
+        self.settle_restores(now, plan);
         self.admit(now, plan);
         for sequence in self.slots.iter().flatten() {
             sequence.task.planned_events.store(0, Ordering::Relaxed);
@@ -240,24 +260,23 @@ impl Scheduler {
         let mut at = 0;
         while let Some(slot) = self.slots.iter().position(Option::is_none) {
             let Some(candidate) = self.waiting.get(at) else { return };
-            if self.waits_for_sibling(candidate) {
+            if self.waits_for_sibling(candidate) || self.waits_for_source(at, now, plan) {
                 at += 1;
                 continue;
             }
+            let Some(candidate) = self.waiting.get(at) else { return };
             let key = (candidate.rank(), self.memory(), self.running().count());
             if self.blocked == Some(key) {
                 return;
             }
             let Some(mut sequence) = self.waiting.remove(at) else { return };
-            if !self.try_begin(&mut sequence, plan) {
+            if !self.try_begin(&mut sequence, now, plan) {
                 self.blocked = Some((sequence.rank(), self.memory(), self.running().count()));
                 self.waiting.insert(at, sequence);
                 return;
             }
-            let task = &sequence.task;
-            if !task.admitted.swap(true, Ordering::Relaxed) {
-                task.cached_tokens.store(sequence.computed() as u32, Ordering::Relaxed);
-            }
+            sequence.owes_cached |= !sequence.task.admitted.swap(true, Ordering::Relaxed);
+            sequence.note_cached();
             sequence.admitted_at.get_or_insert(now);
             sequence.paused_since = None;
             self.slots[slot] = Some(sequence);
@@ -267,12 +286,16 @@ impl Scheduler {
 
     /// The prompt of a request with several choices is read once: the others wait for it.
     fn waits_for_sibling(&self, candidate: &Sequence) -> bool {
+        let sibling = |other: &Sequence| Arc::ptr_eq(&other.task, &candidate.task);
         candidate.task.n > 1
             && candidate.task.cache
             && candidate.computed() == 0
-            && self.running().any(|other| {
-                Arc::ptr_eq(&other.task, &candidate.task) && other.tokens.len() - other.computed() > 1
-            })
+            && (self.running().any(|other| sibling(other) && other.tokens.len() - other.computed() > 1)
+                || self.waiting.iter().any(|other| {
+                    sibling(other)
+                        && other.index < candidate.index
+                        && !matches!(other.external, External::None)
+                }))
     }
 
     fn memory(&self) -> [u32; 4] {
@@ -288,14 +311,31 @@ impl Scheduler {
 
     /// Blocks of both groups that a sequence is promised beyond those it holds.
     fn outstanding(&self, sequence: &Sequence) -> (usize, usize) {
-        let Some(kv) = &sequence.kv else { return (0, 0) };
-        let full = self.promised(sequence).div_ceil(BLOCK_LEN).saturating_sub(kv.full().len());
-        let most_sliding = self.config.sliding_per_sequence.min(self.promised(sequence).div_ceil(BLOCK_LEN));
-        (full, most_sliding.saturating_sub(kv.sliding().len()))
+        let (has_full, has_sliding) = match (&sequence.kv, &sequence.restoring) {
+            (Some(kv), _) => (kv.full().len(), kv.sliding().len()),
+            (None, Some(restoring)) => restoring.held_blocks(),
+            (None, None) => return (0, 0),
+        };
+        let blocks = self.promised(sequence).div_ceil(BLOCK_LEN);
+        let most_sliding = self.config.sliding_per_sequence.min(blocks);
+        (blocks.saturating_sub(has_full), most_sliding.saturating_sub(has_sliding))
     }
 
-    /// Gives a sequence its known blocks, if after that there is memory for what it is promised.
-    fn try_begin(&mut self, sequence: &mut Sequence, plan: &mut StepPlan) -> bool {
+    /// Gives a sequence its known blocks, or begins to fetch them, if after that there is memory for what it is promised.
+    pub(crate) fn try_begin(&mut self, sequence: &mut Sequence, now: Duration, plan: &mut StepPlan) -> bool {
+        match self.begin_restore(sequence, now, plan) {
+            Begun::Fetching if self.fits(sequence) => return true,
+            Begun::Fetching | Begun::NoMemory => {
+                self.abort_restore(sequence);
+                if self.running().next().is_some() {
+                    return false;
+                }
+                // Alone it would wait for ever: what cannot be fetched may still be computed.
+                sequence.external = External::None;
+                plan.restore_failures.push(RestoreFailure::NoMemory);
+            }
+            Begun::Nothing => {}
+        }
         let max_reuse = if sequence.task.cache { sequence.tokens.len() - 1 } else { 0 };
         let most = self.config.most_positions.max(sequence.tokens.len());
         let capacity = sequence.tokens.capacity().min(most) + self.config.max_rows;
@@ -308,14 +348,7 @@ impl Scheduler {
         sequence.kv = Some(kv);
         // Any move of this plan may have been for its blocks, also one made for a request before it.
         sequence.awaits_copy = !copies.is_empty() || !plan.moves.is_empty();
-        let (mut full, mut sliding) = self.outstanding(sequence);
-        for other in self.slots.iter().flatten() {
-            let (more_full, more_sliding) = self.outstanding(other);
-            full += more_full;
-            sliding += more_sliding;
-        }
-        let fits = full <= self.kv.available(KvGroup::Full) as usize
-            && sliding <= self.kv.available(KvGroup::Sliding) as usize;
+        let fits = self.fits(sequence);
         if fits {
             plan.moves.extend(copies.drain(..).map(BlockMove::Copy));
         } else if let Some(kv) = sequence.kv.take() {
@@ -331,10 +364,29 @@ impl Scheduler {
         fits
     }
 
+    /// Is there memory for what a sequence about to run and all running ones are promised? What is held for export gives
+    /// way.
+    fn fits(&mut self, sequence: &Sequence) -> bool {
+        let (mut full, mut sliding) = self.outstanding(sequence);
+        for other in self.slots.iter().flatten() {
+            let (more_full, more_sliding) = self.outstanding(other);
+            full += more_full;
+            sliding += more_sliding;
+        }
+        loop {
+            let fits = full <= self.kv.available(KvGroup::Full) as usize
+                && sliding <= self.kv.available(KvGroup::Sliding) as usize;
+            if fits || !self.let_all_go() {
+                return fits;
+            }
+        }
+    }
+
     /// Brings back what host memory has of a prefix, if that lets a sequence resume further along.
     fn restore(&mut self, units: &[Unit], plan: &mut StepPlan) {
         let hashes = self.kv.chain_hashes(units);
-        let boundary = self.kv.resumable_with(units, &hashes, |key| self.host.contains(key));
+        let in_host = |group, index: usize| self.host.contains(&HostKey { hash: hashes[index], group });
+        let boundary = self.kv.resumable_with(units, hashes.len(), in_host);
         if boundary * BLOCK_LEN <= self.kv.known(units, units.len()) {
             return;
         }
@@ -355,7 +407,7 @@ impl Scheduler {
     }
 
     /// What has just been evicted goes to host memory before anything else happens to its block.
-    fn note_evictions(&mut self, plan: &mut StepPlan) {
+    pub(crate) fn note_evictions(&mut self, plan: &mut StepPlan) {
         plan.moves.extend(self.kv.take_evicted().map(BlockMove::Spill));
     }
 
@@ -389,11 +441,14 @@ impl Scheduler {
         let budget = if used > 0 {
             self.pace.rows_within(self.config.mixed_step, self.config.mixed_rows).max(used + 1)
         } else {
-            self.pace.rows_within(self.config.prefill_step, self.config.prefill_rows)
+            let fetching = self.running().any(|sequence| sequence.restoring.is_some());
+            let step = if fetching { FETCHING_STEP } else { self.config.prefill_step };
+            self.pace.rows_within(step.min(self.config.prefill_step), self.config.prefill_rows)
         };
         let mut left = budget.min(self.config.max_rows).saturating_sub(used);
         let timeout = self.config.slow_reader_timeout;
-        let mut slots = self.slots_by_rank(|sequence| !sequence.is_decoding());
+        let mut slots =
+            self.slots_by_rank(|sequence| !sequence.is_decoding() && sequence.restoring.is_none());
         let n = slots.len();
         if n == 0 {
             return;
@@ -454,6 +509,9 @@ impl Scheduler {
             if reserved {
                 return true;
             }
+            if self.let_all_go() {
+                continue;
+            }
             if ready > start {
                 // Part of a prompt can go on; nobody must leave for the rest.
                 return false;
@@ -490,7 +548,9 @@ impl Scheduler {
             return;
         }
         let Some(slot) = self.slots.iter().position(Option::is_some) else { return };
-        let starved = self.slots[slot].as_ref().is_some_and(|sequence| sequence.paused_since.is_none());
+        let starved = self.slots[slot]
+            .as_ref()
+            .is_some_and(|sequence| sequence.paused_since.is_none() && sequence.restoring.is_none());
         if starved && let Some(sequence) = self.vacate(slot) {
             let error = RequestError::Capacity { positions: sequence.tokens.len() };
             plan.ended.push((sequence, End::Fail(error)));

@@ -10,6 +10,7 @@ use muser_kv::{KvSeq, Unit};
 use crate::{
     Constraint, ContextPolicy, FinishReason, Finished, ImageRows, ShiftPlan, SlotState, StopWatch, Timings,
     Usage,
+    prefix::{External, Restoring},
     sampler::TokenCounts,
     task::{Choice, Job, Task},
 };
@@ -24,6 +25,16 @@ pub(crate) struct Sequence {
     pub(crate) images: Vec<ImageRows>,
     /// `None` while it waits for a slot.
     pub(crate) kv: Option<KvSeq>,
+    /// What a source has of it.
+    pub(crate) external: External,
+    /// Its blocks are being fetched; then `kv` is `None`.
+    pub(crate) restoring: Option<Box<Restoring>>,
+    /// It is the one whose known positions the request reports, and has not said how many.
+    pub(crate) owes_cached: bool,
+    /// Its prompt has been read and not been offered to the source.
+    pub(crate) offer_due: bool,
+    /// Whole blocks that have been offered.
+    pub(crate) offered_blocks: usize,
     /// Copies into its blocks are planned and not made.
     pub(crate) awaits_copy: bool,
     /// Proposals of a draft for the positions after `tokens`.
@@ -84,6 +95,11 @@ impl Sequence {
             units,
             images: prompt.images.clone(),
             kv: None,
+            external: External::None,
+            restoring: None,
+            owes_cached: false,
+            offer_due: false,
+            offered_blocks: 0,
             awaits_copy: false,
             drafts: Vec::with_capacity(16),
             generated: 0,
@@ -116,6 +132,15 @@ impl Sequence {
     /// Positions whose KV exists.
     pub(crate) fn computed(&self) -> usize {
         self.kv.as_ref().map_or(0, KvSeq::len)
+    }
+
+    /// Reports the positions that need not be computed, once they are known.
+    pub(crate) fn note_cached(&mut self) {
+        if let Some(kv) = &self.kv
+            && std::mem::take(&mut self.owes_cached)
+        {
+            self.task.cached_tokens.store(kv.len() as u32, Ordering::Relaxed);
+        }
     }
 
     /// Is it past its prompt, with one token to compute?
@@ -186,6 +211,7 @@ impl Sequence {
                 prompt_tokens: self.task.prompt_tokens,
                 cached_tokens: self.task.cached_tokens.load(Ordering::Relaxed),
                 completion_tokens: self.generated,
+                restored_tokens: self.task.restored_tokens.load(Ordering::Relaxed),
                 decode_steps: self.decode_steps,
                 drafted_tokens: self.drafted,
                 accepted_tokens: self.accepted,
@@ -193,6 +219,7 @@ impl Sequence {
             timings: Timings {
                 queue: admitted.saturating_sub(self.task.submitted_at),
                 prefill: first.saturating_sub(admitted),
+                restore: Duration::from_micros(self.task.restore_us.load(Ordering::Relaxed)),
                 decode: now.saturating_sub(first),
             },
         }

@@ -43,7 +43,8 @@ impl Driver {
             }
         };
         let now = self.now();
-        self.shared.metrics.step_time.record(started.elapsed());
+        self.last_step = started.elapsed();
+        self.shared.metrics.step_time.record(self.last_step);
         self.scheduler.pace.note(self.batch.rows().len(), now.saturating_sub(before));
         Metrics::add(&self.shared.metrics.steps, 1);
         if let Some(error) = error {
@@ -74,7 +75,7 @@ impl Driver {
                 }
             };
             if let Some(end) = end
-                && let Some(sequence) = self.scheduler.vacate(item.slot)
+                && let Some(sequence) = self.vacate_and_offer(item.slot)
             {
                 self.end(&sequence, &end, now);
             }
@@ -198,6 +199,7 @@ impl Driver {
         }
         if !was_decoding {
             self.scheduler.kv.mark_resume(kv);
+            sequence.offer_due = true;
         }
         if !sequence.task.started.swap(true, Ordering::Relaxed) {
             let task = &sequence.task;

@@ -6,7 +6,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -44,6 +44,10 @@ pub(crate) struct Task {
     pub(crate) failed: AtomicBool,
     /// Prompt positions that the first choice found known.
     pub(crate) cached_tokens: AtomicU32,
+    /// Of these and of what was read again later, positions that a source brought.
+    pub(crate) restored_tokens: AtomicU32,
+    /// Time that took, in microseconds.
+    pub(crate) restore_us: AtomicU64,
     /// Events that the step being planned may send.
     pub(crate) planned_events: AtomicU32,
     in_flight: Arc<AtomicUsize>,
@@ -107,6 +111,8 @@ impl Job {
             started: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             cached_tokens: AtomicU32::new(0),
+            restored_tokens: AtomicU32::new(0),
+            restore_us: AtomicU64::new(0),
             planned_events: AtomicU32::new(0),
             in_flight,
         };

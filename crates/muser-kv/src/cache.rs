@@ -148,26 +148,43 @@ impl KvCache {
         hashes
     }
 
-    /// The furthest block boundary of a prefix (its whole blocks have these `hashes`) where a sequence could resume if
-    /// the blocks that `elsewhere` has were here too.
+    /// How far a prompt could be resumed, in blocks of its first `blocks`, if the blocks that `elsewhere` has (by group and
+    /// index) were here too.
     pub fn resumable_with(
         &self,
         units: &[Unit],
-        hashes: &[BlockHash],
-        elsewhere: impl Fn(&HostKey) -> bool,
+        blocks: usize,
+        elsewhere: impl Fn(KvGroup, usize) -> bool,
     ) -> usize {
-        let path = self.walk(units, hashes.len() * BLOCK_LEN);
-        let there = |group, index: usize| elsewhere(&HostKey { hash: hashes[index], group });
-        let full =
-            (path.len()..hashes.len()).find(|&index| !there(KvGroup::Full, index)).unwrap_or(hashes.len());
+        let path = self.walk(units, blocks * BLOCK_LEN);
+        let full = (path.len()..blocks).find(|&index| !elsewhere(KvGroup::Full, index)).unwrap_or(blocks);
         let window_is_there = |&boundary: &usize| {
             let first = self.first_sliding_block(boundary * BLOCK_LEN).min(boundary);
-            (first..boundary).all(|index| {
+            (first..boundary).rev().all(|index| {
                 let here = path.get(index).is_some_and(|&block| self.tree.sliding(block).is_some());
-                here || there(KvGroup::Sliding, index)
+                here || elsewhere(KvGroup::Sliding, index)
             })
         };
         (0..=full).rev().find(window_is_there).unwrap_or(0)
+    }
+
+    /// Can a row at `position` be computed if `elsewhere`'s blocks were here too? Needs every full block before it and the
+    /// sliding blocks of its window, the unfinished block at the end included.
+    pub fn reachable_with(
+        &self,
+        units: &[Unit],
+        position: usize,
+        elsewhere: impl Fn(KvGroup, usize) -> bool,
+    ) -> bool {
+        let whole = position / BLOCK_LEN;
+        let blocks = position.div_ceil(BLOCK_LEN);
+        let path = self.walk(units, whole * BLOCK_LEN);
+        let first = self.first_sliding_block(position).min(blocks);
+        (path.len()..blocks).all(|index| elsewhere(KvGroup::Full, index))
+            && (first..blocks).all(|index| {
+                let here = path.get(index).is_some_and(|&block| self.tree.sliding(block).is_some());
+                here || elsewhere(KvGroup::Sliding, index)
+            })
     }
 
     /// How far a prompt is known: the length that [`KvCache::begin`] would reuse now.

@@ -3,7 +3,7 @@
 //! An import is a sequence whose rows somebody else has computed: memory is reserved, filled by the caller, and becomes
 //! known all at once or not at all.
 
-use crate::{BLOCK_LEN, BlockHash, BlockId, KvCache, KvError, KvGroup, Unit};
+use crate::{BLOCK_LEN, BlockHash, BlockId, KvCache, KvError, KvGroup, KvSeq, Unit};
 
 /// A block that an import wants filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,9 +17,10 @@ pub struct ImportBlock {
 }
 
 /// Memory reserved for an import; end it with [`KvCache::finish_import`] or [`KvCache::abort_import`].
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[must_use = "an import must be finished or aborted"]
 pub struct Import {
+    /// Everything up to the end; the last block may be unfinished.
     units: Vec<Unit>,
     /// Full blocks from position 0: known ones first, then new ones.
     full: Vec<BlockId>,
@@ -30,6 +31,16 @@ pub struct Import {
 }
 
 impl Import {
+    /// What becomes known.
+    pub fn units(&self) -> &[Unit] {
+        &self.units
+    }
+
+    /// Blocks that it holds in both groups, known ones included.
+    pub fn held_blocks(&self) -> (usize, usize) {
+        (self.full.len(), self.sliding.len())
+    }
+
     /// The blocks to fill.
     pub fn blocks(&self) -> impl Iterator<Item = ImportBlock> + '_ {
         let full = self.full.iter().enumerate().skip(self.known);
@@ -71,6 +82,14 @@ impl KvCache {
         let Some(units) = units.get(..end) else {
             return Err(KvError::ShortImport { blocks, needed: end, found: units.len() });
         };
+        self.begin_import_of(units)
+    }
+
+    /// Reserves what is missing to resume after the last of these units, which may be inside a block: of that block only
+    /// the first rows need content.
+    pub fn begin_import_of(&mut self, units: &[Unit]) -> Result<Import, KvError> {
+        let end = units.len();
+        let blocks = end.div_ceil(BLOCK_LEN);
         self.tick += 1;
         let full = self.walk(units, end);
         for &block in &full {
@@ -121,10 +140,13 @@ impl KvCache {
         let mut parent = None;
         for (index, &block) in import.full.iter().enumerate() {
             let sliding = index.checked_sub(import.sliding_first).map(|i| import.sliding[i].0);
-            let units = &import.units[index * BLOCK_LEN..][..BLOCK_LEN];
-            let hash = self.tree.hash_after(parent.map(|p| self.tree.hash(p)), units);
+            let units = &import.units[index * BLOCK_LEN..];
+            let units = &units[..units.len().min(BLOCK_LEN)];
             // Somebody may have computed the same block meanwhile.
-            let at = if let Some(known) = self.tree.find_full(parent, &hash, None) {
+            let twin = (units.len() == BLOCK_LEN)
+                .then(|| self.tree.hash_after(parent.map(|p| self.tree.hash(p)), units))
+                .and_then(|hash| self.tree.find_full(parent, &hash, None));
+            let at = if let Some(known) = twin {
                 if let (None, Some(sliding)) = (self.tree.sliding(known), sliding) {
                     self.own_sliding(known, sliding);
                 }
@@ -138,6 +160,9 @@ impl KvCache {
             };
             self.tree.touch(at, self.tick);
             parent = Some(at);
+        }
+        if let Some(end) = parent {
+            self.tree.set_hint(end);
         }
         self.abort_import(import);
     }
@@ -162,6 +187,22 @@ impl KvCache {
         for full in path {
             self.full.add_ref(full);
             self.tree.touch(full, self.tick);
+            let sliding = self.tree.sliding(full);
+            if let Some(sliding) = sliding {
+                self.sliding.add_ref(sliding);
+            }
+            blocks.push(HeldBlock { hash: *self.tree.hash(full), full, sliding });
+        }
+        Held { blocks }
+    }
+
+    /// Holds the whole known blocks of a sequence, which may go on or end meanwhile. Nothing for one that is not
+    /// published.
+    pub fn hold_sequence(&mut self, seq: &KvSeq) -> Held {
+        let whole = if seq.publish { seq.len / BLOCK_LEN } else { 0 };
+        let mut blocks = Vec::with_capacity(whole);
+        for &full in &seq.full[..whole] {
+            self.full.add_ref(full);
             let sliding = self.tree.sliding(full);
             if let Some(sliding) = sliding {
                 self.sliding.add_ref(sliding);

@@ -2,5 +2,6 @@
 
 mod allocation;
 mod basics;
+mod prefix;
 mod schedules;
 mod threads;

@@ -1,10 +1,13 @@
 //! Random schedules: whatever else runs, each request's tokens and logits are those of running alone and cold.
 
+use std::collections::HashMap;
+
 use crate::{
-    EngineConfig, Event, FinishReason, ImageRows, Prompt, Request, RequestError, SamplingParams, Submission,
-    SubmitError,
+    EngineConfig, Event, FinishReason, ImageRows, Prompt, Request, RequestError, RestoreFailure,
+    SamplingParams, Submission, SubmitError,
     driver::Turn,
     testing::{Answer, Bench, Fault, HIDDEN, Rng, expected, stem},
+    testing_source::ScriptedSource,
 };
 
 struct Running {
@@ -63,9 +66,9 @@ fn random_config(rng: &mut Rng, context: usize, window: usize) -> EngineConfig {
     }
 }
 
-/// One schedule. Returns tokens reused, preemptions, drafts accepted and blocks restored, so that the whole can show that
-/// it covered them.
-fn schedule(seed: u64) -> [u64; 4] {
+/// One schedule. Returns tokens reused, preemptions, drafts accepted, blocks restored from host memory, tokens restored from
+/// the source and restores that failed, so that the whole can show that it covered them.
+fn schedule(seed: u64, sources: &mut HashMap<usize, ScriptedSource>) -> [u64; 6] {
     let mut rng = Rng(seed << 20);
     let context = [512, 700, 1300][rng.below(3)];
     let window = [1, 100, 256, 300, 600][rng.below(5)];
@@ -78,6 +81,12 @@ fn schedule(seed: u64) -> [u64; 4] {
     if rng.one_in(3) {
         bench.driver.proposer = Some(Box::new(GuessingProposer { rng: Rng(seed), window }));
     }
+    // What one schedule leaves, later ones find: each is a restart. Half of them have no source.
+    let source = rng.one_in(2).then(|| sources.entry(window).or_default().clone());
+    if let Some(source) = &source {
+        bench.driver.source = Some(Box::new(source.clone()));
+    }
+    let source_faults = rng.one_in(2);
     let long_answers = rng.one_in(3);
     let faults = rng.one_in(5);
     let mut to_come = 4 + rng.below(10);
@@ -103,6 +112,9 @@ fn schedule(seed: u64) -> [u64; 4] {
         }
         if faults && rng.one_in(40) {
             bench.fail_step(rng.below(3) as u64, Fault::Device);
+        }
+        if let Some(source) = &source {
+            source.tick(&mut rng, source_faults);
         }
         let turn = bench.turn();
         assert_ne!(turn, Turn::Stopped);
@@ -136,10 +148,23 @@ fn schedule(seed: u64) -> [u64; 4] {
         idle = if turn == Turn::Worked { 0 } else { idle + 1 };
         assert!(idle < 2000, "seed {seed}: stuck with {} requests", running.len());
     }
+    if let Some(source) = &source {
+        source.take_all();
+        source.lock().fetches.clear();
+        source.lock().queries.clear();
+    }
     bench.run();
     let snapshot = bench.driver.shared().metrics.snapshot();
     bench.assert_balanced();
-    [snapshot.cached_tokens, snapshot.preemptions, snapshot.accepted_tokens, snapshot.restored_blocks]
+    let failures = RestoreFailure::ALL.map(|reason| snapshot.restore_failures(reason));
+    [
+        snapshot.cached_tokens,
+        snapshot.preemptions,
+        snapshot.accepted_tokens,
+        snapshot.restored_blocks,
+        snapshot.external_hits,
+        failures.iter().sum(),
+    ]
 }
 
 fn clone(request: &Request) -> Request {
@@ -203,11 +228,12 @@ impl crate::driver::Propose for GuessingProposer {
 #[test]
 fn random_schedules_give_what_running_alone_and_cold_gives() {
     let schedules = if std::env::var_os("MUSER_TEST_LONG").is_some() { 100_000 } else { 2_000 };
-    let mut totals = [0; 4];
+    let mut totals = [0; 6];
+    let mut sources = HashMap::new();
     for seed in 0..schedules {
-        totals.iter_mut().zip(schedule(seed)).for_each(|(total, n)| *total += n);
+        totals.iter_mut().zip(schedule(seed, &mut sources)).for_each(|(total, n)| *total += n);
     }
     // A test of reuse, preemption, drafts and the host tier that never met any would show nothing.
-    let least = [100_000, 10, 10_000, 30];
+    let least = [100_000, 10, 10_000, 30, 50_000, 30];
     assert!(totals.iter().zip(least).all(|(&total, least)| total > least), "{totals:?}");
 }

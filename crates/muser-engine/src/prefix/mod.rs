@@ -1,0 +1,98 @@
+//! Prefixes that outlive the engine's memory: the door to packs and peers.
+//!
+//! The engine knows no files, keys or networks. A [`PrefixSource`] is told of every prompt that memory does not know to
+//! its end, and of every prefix that has been computed. What it gives back arrives block by block in memory that nobody can
+//! see; when the last block is there the prefix becomes known, and the scheduler just sees a longer one. When anything
+//! goes wrong on the way, the prompt is computed: nobody but the clock notices.
+//!
+//! Three conversations, each an object whose loss is an answer too:
+//!
+//! - [`PrefixQuery`]: how far could this prompt be had? Unanswered in time means not at all.
+//! - [`Delivery`]: the blocks that the engine wants. Dropped early means failure; [`Delivery::is_cancelled`] says that
+//!   the engine no longer waits.
+//! - [`PrefixOffer`]: a prefix is final; its blocks can be copied out one at a time, between steps. They are held until
+//!   the offer is dropped, or until sequences need the memory.
+
+mod delivery;
+mod offer;
+mod query;
+mod restore;
+mod service;
+
+pub use delivery::{BlockBytes, Delivery};
+pub(crate) use offer::Door;
+use offer::ExportWork;
+pub use offer::{ExportError, PrefixOffer};
+pub use query::PrefixQuery;
+pub(crate) use restore::{Begun, External, Holds, Restoring};
+pub(crate) use service::Source;
+
+use std::sync::Arc;
+
+use muser_kv::KvGroup;
+
+/// Where prefixes are kept that outlive the engine's memory.
+///
+/// Both methods are called on the engine's thread between steps and return at once: reading, hashing and waiting happen on
+/// other threads.
+pub trait PrefixSource: Send {
+    /// A prompt waits for a place, and memory does not know all of it.
+    fn look_up(&mut self, query: PrefixQuery);
+
+    /// A prefix has been computed and may be copied.
+    fn offer(&mut self, offer: PrefixOffer);
+}
+
+/// A prefix that a source has found, as far as its blocks go.
+pub trait StoredPrefix: Send + Sync {
+    /// Can the block with these positions be had?
+    fn has(&self, group: KvGroup, index: usize) -> bool;
+
+    /// Position inside an unfinished last block up to which both groups' rows can be had, if such a block is stored: a
+    /// fetch of that block's index then means this one.
+    fn tail(&self) -> Option<usize> {
+        None
+    }
+
+    /// Begins to fetch blocks (by group and index) and returns at once. They are delivered in any order, from any thread,
+    /// and only after they have been proven to be what was stored for this very prefix.
+    fn fetch(&self, wanted: Vec<(KvGroup, usize)>, delivery: Delivery);
+}
+
+/// Found (or not): what a source answers.
+pub type Found = Option<Arc<dyn StoredPrefix>>;
+
+/// Why a prefix was computed although a source seemed to have it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RestoreFailure {
+    /// A block was not there any more.
+    Missing,
+    /// A block was not what had been stored: damaged, foreign, or sealed with another key.
+    Invalid,
+    /// The store failed.
+    Store,
+    /// Nothing came in time.
+    Slow,
+    /// There was no memory for it.
+    NoMemory,
+    /// The device refused the bytes.
+    Device,
+}
+
+impl RestoreFailure {
+    /// Every reason.
+    pub const ALL: [Self; 6] =
+        [Self::Missing, Self::Invalid, Self::Store, Self::Slow, Self::NoMemory, Self::Device];
+
+    /// A word for metrics.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Missing => "missing",
+            Self::Invalid => "invalid",
+            Self::Store => "store",
+            Self::Slow => "slow",
+            Self::NoMemory => "no_memory",
+            Self::Device => "device",
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Blocks on their way out.
+
+use std::{
+    sync::{
+        Weak,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    thread::Thread,
+};
+
+use crossbeam_queue::SegQueue;
+use muser_kv::{KvGroup, Unit};
+
+/// A block could not be copied out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ExportError {
+    /// Sequences needed the memory, or the block was never there.
+    #[error("the block is no longer in memory")]
+    Gone,
+    /// The device failed.
+    #[error("the device failed to copy the block out")]
+    Device,
+    /// The engine has stopped.
+    #[error("the engine has stopped")]
+    Stopped,
+}
+
+/// Called on the engine's thread with the bytes or with the reason why not; the buffer comes back either way.
+pub(crate) type Exported = Box<dyn FnOnce(Vec<u8>, Result<(), ExportError>) + Send>;
+
+/// What the engine's thread is asked for.
+pub(crate) enum ExportWork {
+    /// Copy a block of a held prefix.
+    Copy { hold: u64, group: KvGroup, index: usize, buffer: Vec<u8>, done: Exported },
+    /// Let a held prefix go.
+    Release { hold: u64 },
+}
+
+/// The queue to the engine's thread.
+pub(crate) struct Door {
+    pub(crate) work: SegQueue<ExportWork>,
+    stopped: AtomicBool,
+}
+
+impl Door {
+    pub(crate) fn new() -> Self {
+        Self { work: SegQueue::new(), stopped: AtomicBool::new(false) }
+    }
+
+    /// Nobody will do what is asked from now on.
+    pub(crate) fn close(&self) {
+        self.stopped.store(true, Ordering::SeqCst);
+        self.refuse();
+    }
+
+    fn refuse(&self) {
+        while let Some(work) = self.work.pop() {
+            if let ExportWork::Copy { buffer, done, .. } = work {
+                done(buffer, Err(ExportError::Stopped));
+            }
+        }
+    }
+
+    fn push(&self, work: ExportWork, engine: &Thread) {
+        self.work.push(work);
+        if self.stopped.load(Ordering::SeqCst) {
+            self.refuse();
+        }
+        engine.unpark();
+    }
+}
+
+/// A computed prefix. Its whole blocks never change again, and they are held in memory while the offer lives, unless
+/// sequences need their place.
+pub struct PrefixOffer {
+    units: Vec<Unit>,
+    sliding: Vec<bool>,
+    hold: u64,
+    door: Weak<Door>,
+    engine: Thread,
+}
+
+impl PrefixOffer {
+    pub(crate) fn new(units: Vec<Unit>, sliding: Vec<bool>, hold: u64, door: Weak<Door>) -> Self {
+        Self { units, sliding, hold, door, engine: std::thread::current() }
+    }
+
+    /// The prefix: whole blocks only.
+    pub fn units(&self) -> &[Unit] {
+        &self.units
+    }
+
+    /// Blocks in it.
+    pub fn blocks(&self) -> usize {
+        self.sliding.len()
+    }
+
+    /// Was the block in memory when the offer was made? Full blocks always were.
+    pub fn has(&self, group: KvGroup, index: usize) -> bool {
+        match group {
+            KvGroup::Full => index < self.sliding.len(),
+            KvGroup::Sliding => self.sliding.get(index).copied().unwrap_or(false),
+        }
+    }
+
+    /// Asks for a copy of a block and returns at once; `done` is called on the engine's thread, or here if the engine has
+    /// stopped. `buffer` is resized to the block and comes back.
+    pub fn copy_out(
+        &self,
+        group: KvGroup,
+        index: usize,
+        buffer: Vec<u8>,
+        done: impl FnOnce(Vec<u8>, Result<(), ExportError>) + Send + 'static,
+    ) {
+        match self.door.upgrade() {
+            Some(door) => {
+                let done: Exported = Box::new(done);
+                let work = ExportWork::Copy { hold: self.hold, group, index, buffer, done };
+                door.push(work, &self.engine);
+            }
+            None => done(buffer, Err(ExportError::Stopped)),
+        }
+    }
+
+    /// [`PrefixOffer::copy_out`] for a thread that may wait. Never call it on the engine's thread.
+    pub fn copy_out_blocking(
+        &self,
+        group: KvGroup,
+        index: usize,
+        buffer: Vec<u8>,
+    ) -> (Vec<u8>, Result<(), ExportError>) {
+        let (give, take) = mpsc::sync_channel(1);
+        self.copy_out(group, index, buffer, move |buffer, result| {
+            let _ = give.try_send((buffer, result));
+        });
+        take.recv().unwrap_or((Vec::new(), Err(ExportError::Stopped)))
+    }
+}
+
+impl Drop for PrefixOffer {
+    fn drop(&mut self) {
+        if let Some(door) = self.door.upgrade() {
+            door.push(ExportWork::Release { hold: self.hold }, &self.engine);
+        }
+    }
+}
+
+impl std::fmt::Debug for PrefixOffer {
+    // No ids: offers end up in logs.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PrefixOffer").field("blocks", &self.blocks()).finish_non_exhaustive()
+    }
+}
