@@ -1,7 +1,7 @@
 //! A prefix source without threads: the test says when it answers, what it delivers and what goes wrong.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard},
 };
 
@@ -14,7 +14,8 @@ type Key = ([u8; 32], KvGroup);
 /// What survives an engine.
 #[derive(Default)]
 pub(crate) struct State {
-    pub(crate) blocks: HashMap<Key, Vec<u8>>,
+    /// In order, so that a schedule is the same in every run.
+    pub(crate) blocks: BTreeMap<Key, Vec<u8>>,
     pub(crate) queries: Vec<PrefixQuery>,
     pub(crate) fetches: Vec<Fetch>,
     pub(crate) offers: Vec<PrefixOffer>,
@@ -88,17 +89,13 @@ impl ScriptedSource {
     pub(crate) fn deliver_one(&self, fetch: &mut Fetch) -> bool {
         let Some((group, index)) = fetch.wanted.pop() else { return false };
         let bytes = key(&fetch.units, group, index).and_then(|key| self.lock().blocks.get(&key).cloned());
-        match bytes {
-            Some(bytes) => {
-                self.lock().delivered += 1;
-                fetch.delivery.give(group, index, Box::new(bytes));
-                true
-            }
-            None => {
-                fetch.delivery.fail(RestoreFailure::Missing, Some((group, index)));
-                false
-            }
-        }
+        let Some(bytes) = bytes else {
+            fetch.delivery.fail(RestoreFailure::Missing, Some((group, index)));
+            return false;
+        };
+        self.lock().delivered += 1;
+        fetch.delivery.give(group, index, Box::new(bytes));
+        true
     }
 
     /// Delivers everything that is wanted.

@@ -78,6 +78,11 @@ impl Restoring {
         Some(self.missing.swap_remove(at))
     }
 
+    /// The import, to be ended; nothing more is taken in.
+    fn into_import(mut self) -> Import {
+        std::mem::take(&mut self.import)
+    }
+
     fn failure(&self, now: Duration, stall: Duration) -> Option<Failed> {
         if self.device_failed {
             return Some((RestoreFailure::Device, None));
@@ -258,7 +263,7 @@ impl Scheduler {
     /// Gives up a fetch.
     pub(crate) fn abort_restore(&mut self, sequence: &mut Sequence) {
         if let Some(restoring) = sequence.restoring.take() {
-            restoring.end(|import| self.kv.abort_import(import));
+            self.kv.abort_import(restoring.into_import());
         }
     }
 
@@ -268,16 +273,13 @@ impl Scheduler {
             let Some(restoring) = self.slots[slot].as_ref().and_then(|s| s.restoring.as_deref()) else {
                 continue;
             };
-            let failure = match restoring.missing.is_empty() {
-                true => None,
-                false => match restoring.failure(now, self.config.restore_stall) {
-                    Some(failure) => Some(failure),
-                    None => {
-                        plan.wake_by(Some(restoring.last_progress + self.config.restore_stall));
-                        continue;
-                    }
-                },
-            };
+            let failure = restoring.failure(now, self.config.restore_stall);
+            if !restoring.missing.is_empty() && failure.is_none() {
+                plan.wake_by(Some(restoring.last_progress + self.config.restore_stall));
+                continue;
+            }
+            // What has arrived whole has arrived, whatever is said afterwards.
+            let failure = failure.filter(|_| !restoring.missing.is_empty());
             let Some(mut sequence) = self.slots[slot].take() else { continue };
             match failure {
                 None => self.finish_restore(&mut sequence, now, plan),
@@ -305,15 +307,7 @@ impl Scheduler {
         let task = &sequence.task;
         task.restored_tokens.fetch_add(tokens as u32, Ordering::Relaxed);
         task.restore_us.fetch_add(took.as_micros() as u64, Ordering::Relaxed);
-        restoring.end(|import| self.kv.finish_import(import));
-    }
-}
-
-impl Restoring {
-    /// Hands the import to whoever ends it.
-    fn end(mut self: Box<Self>, with: impl FnOnce(Import)) {
-        self.cell.cancel();
-        with(std::mem::take(&mut self.import));
+        self.kv.finish_import(restoring.into_import());
     }
 }
 

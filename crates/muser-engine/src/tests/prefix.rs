@@ -12,11 +12,11 @@ const CONTEXT: usize = 4096;
 const WINDOW: usize = 300;
 
 fn bench(source: &ScriptedSource) -> Bench {
-    bench_with(source, EngineConfig::default())
+    bench_with(source, &EngineConfig::default())
 }
 
-fn bench_with(source: &ScriptedSource, config: EngineConfig) -> Bench {
-    let mut bench = Bench::new(CONTEXT, WINDOW, &config);
+fn bench_with(source: &ScriptedSource, config: &EngineConfig) -> Bench {
+    let mut bench = Bench::new(CONTEXT, WINDOW, config);
     bench.driver.source = Some(Box::new(source.clone()));
     bench
 }
@@ -306,7 +306,7 @@ fn sequences_that_need_memory_get_what_is_held_for_export() {
     // Memory for one sequence.
     let kv_bytes = Some((16 + 4) * 2048);
     let config = EngineConfig { parallel: 1, kv_bytes, ..EngineConfig::default() };
-    let mut bench = bench_with(&source, config);
+    let mut bench = bench_with(&source, &config);
     for i in 0..4 {
         let prompt = stem(i, 3500);
         let mut submission = bench.submit(request(prompt.clone(), 10)).expect("good");
@@ -335,7 +335,7 @@ fn without_memory_for_a_fetch_the_request_waits_as_any_other() {
     let source = stored(&prompt);
     let kv_bytes = Some((16 + 6) * 2048);
     let config = EngineConfig { parallel: 2, kv_bytes, ..EngineConfig::default() };
-    let mut bench = bench_with(&source, config);
+    let mut bench = bench_with(&source, &config);
     let long = stem(5, 3000);
     let mut other = bench.submit(request(long.clone(), 300)).expect("good");
     bench.turn();

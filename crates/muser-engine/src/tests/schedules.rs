@@ -149,9 +149,10 @@ fn schedule(seed: u64, sources: &mut HashMap<usize, ScriptedSource>) -> [u64; 6]
         assert!(idle < 2000, "seed {seed}: stuck with {} requests", running.len());
     }
     if let Some(source) = &source {
-        source.take_all();
         source.lock().fetches.clear();
         source.lock().queries.clear();
+        bench.run();
+        source.take_all();
     }
     bench.run();
     let snapshot = bench.driver.shared().metrics.snapshot();
