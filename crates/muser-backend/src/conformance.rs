@@ -7,8 +7,12 @@
 //!
 //! Everything is deterministic in the seed; a failure message names seed and place.
 
+mod draft;
+
 use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
 use muser_model::Geometry;
+
+pub use draft::{draft_invariance, draft_logits};
 
 use crate::{ExecError, Executor, KvCapacity, Row, RowInput, RowWants, StepBatch, StepOutput};
 

@@ -1,7 +1,7 @@
 //! What a draft model is asked: for each sequence an anchor token and how many proposals.
 
 use muser_kv::{BLOCK_LEN, BlockId};
-use muser_model::{Draft, Model};
+use muser_model::{Draft, Matrix, Model};
 
 use crate::{DraftInfo, ExecError, KvCapacity};
 
@@ -101,4 +101,39 @@ pub fn check_draft(draft: &Draft, target: &Model, backend: &'static str) -> Resu
         return unsupported("a draft with a layer that has no window".into());
     }
     Ok(())
+}
+
+/// A short name of a draft for numeric routes: blocks that hold the context of one draft must not be taken for those of
+/// another. Covers shape, norms, and the ends of every matrix; what it misses costs acceptance and never a token.
+pub fn draft_mark(draft: &Draft) -> String {
+    const END_BYTES: usize = 4096;
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(format!("{:?}", draft.config).as_bytes());
+    let mut vector = |values: &[f32]| {
+        values.iter().for_each(|value| {
+            hasher.update(&value.to_le_bytes());
+        });
+    };
+    vector(&draft.enc_output_norm);
+    vector(&draft.output_norm);
+    for l in &draft.layers {
+        [&l.attn_norm, &l.attn_q_norm, &l.attn_k_norm, &l.ffn_norm].into_iter().for_each(|norm| vector(norm));
+    }
+    for matrix in draft_matrices(draft) {
+        let bytes = matrix.bytes();
+        hasher.update(format!("{} {:?} {} {}", matrix.name, matrix.ty, matrix.rows, matrix.cols).as_bytes());
+        hasher.update(&matrix.scale.to_le_bytes());
+        hasher.update(&bytes[..bytes.len().min(END_BYTES)]);
+        hasher.update(&bytes[bytes.len().saturating_sub(END_BYTES)..]);
+    }
+    hasher.finalize().to_hex()[..16].to_owned()
+}
+
+/// All matrices of a draft.
+pub(crate) fn draft_matrices(draft: &Draft) -> impl Iterator<Item = &Matrix> {
+    let layers = draft
+        .layers
+        .iter()
+        .flat_map(|l| [&l.attn_q, &l.attn_k, &l.attn_v, &l.attn_output, &l.ffn_gate, &l.ffn_up, &l.ffn_down]);
+    std::iter::once(&draft.fc).chain(layers)
 }

@@ -13,7 +13,7 @@ mod executor;
 mod reference;
 
 pub use batch::{Row, RowInput, RowWants, SeqRows, StepBatch, StepOutput};
-pub use draft::{DraftBatch, DraftSeq, check_draft};
+pub use draft::{DraftBatch, DraftSeq, check_draft, draft_mark};
 pub use error::ExecError;
 pub use executor::{DraftInfo, Executor, ExecutorInfo, KvCapacity, KvType};
 pub use reference::ReferenceExecutor;

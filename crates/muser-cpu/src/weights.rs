@@ -43,31 +43,59 @@ const MARGIN: u64 = 1 << 30;
 impl Weights {
     /// Binds the matrices of `model`, and repacks them if `repack` says so.
     pub(crate) fn new(model: &Model, repack: Repack, pool: &mut Pool) -> Result<Self, ExecError> {
+        let mut matrices = Vec::with_capacity(8 * model.layers.len() + 1);
+        for l in &model.layers {
+            matrices.extend([&l.attn_q, &l.attn_k, &l.attn_v, &l.attn_gate].map(|m| (m, MatrixRole::AttnIn)));
+            matrices.push((&l.attn_output, MatrixRole::AttnOut));
+            matrices.extend([&l.ffn_gate, &l.ffn_up].map(|m| (m, MatrixRole::FfnIn)));
+            matrices.push((&l.ffn_down, MatrixRole::FfnDown));
+        }
+        matrices.push((&model.output, MatrixRole::Output));
+        let Bound { views, copy } = Bound::new(&matrices, repack, pool)?;
+        let layers = views.chunks_exact(8).map(|v| LayerViews {
+            attn_q: v[0],
+            attn_k: v[1],
+            attn_v: v[2],
+            attn_gate: v[3],
+            attn_output: v[4],
+            ffn_gate: v[5],
+            ffn_up: v[6],
+            ffn_down: v[7],
+        });
+        Ok(Self { layers: layers.collect(), output: views[views.len() - 1], copy })
+    }
+
+    /// Bytes of the repacked copy; 0 when weights are used from the map.
+    pub(crate) fn copied_bytes(&self) -> usize {
+        self.copy.as_ref().map_or(0, HugeBuffer::len)
+    }
+}
+
+/// Views of some matrices, in the order given, and the memory of the repacked ones.
+pub(crate) struct Bound {
+    pub(crate) views: Vec<MatrixView>,
+    pub(crate) copy: Option<HugeBuffer>,
+}
+
+impl Bound {
+    /// Binds matrices, and repacks those that have a layout of their own if `repack` says so.
+    pub(crate) fn new(
+        matrices: &[(&Matrix, MatrixRole)],
+        repack: Repack,
+        pool: &mut Pool,
+    ) -> Result<Self, ExecError> {
         let mut jobs = Vec::new();
         let mut bytes = 0usize;
-        let mut bind = |matrix: &Matrix, role| -> Result<MatrixView, ExecError> {
+        let mut views = Vec::with_capacity(matrices.len());
+        for (index, &(matrix, role)) in matrices.iter().enumerate() {
             let view = native(matrix, role)?;
             if let Some(shape) = BlockShape::of(matrix.ty) {
                 let tile_stride = view.tile_stride(shape);
-                jobs.push(Job { from: view, at: bytes, shape, tile_stride });
+                jobs.push(Job { index, from: view, at: bytes, shape, tile_stride });
                 bytes += tile_stride * view.tiles();
             }
-            Ok(view)
-        };
-        let mut layers = Vec::with_capacity(model.layers.len());
-        for l in &model.layers {
-            layers.push(LayerViews {
-                attn_q: bind(&l.attn_q, MatrixRole::AttnIn)?,
-                attn_k: bind(&l.attn_k, MatrixRole::AttnIn)?,
-                attn_v: bind(&l.attn_v, MatrixRole::AttnIn)?,
-                attn_gate: bind(&l.attn_gate, MatrixRole::AttnIn)?,
-                attn_output: bind(&l.attn_output, MatrixRole::AttnOut)?,
-                ffn_gate: bind(&l.ffn_gate, MatrixRole::FfnIn)?,
-                ffn_up: bind(&l.ffn_up, MatrixRole::FfnIn)?,
-                ffn_down: bind(&l.ffn_down, MatrixRole::FfnDown)?,
-            });
+            views.push(view);
         }
-        let mut output = bind(&model.output, MatrixRole::Output)?;
         let wanted = match repack {
             Repack::Off => false,
             Repack::On => true,
@@ -76,7 +104,7 @@ impl Weights {
             }
         };
         if !wanted || jobs.is_empty() {
-            return Ok(Self { layers, output, copy: None });
+            return Ok(Self { views, copy: None });
         }
         if let Some(available) = available_bytes().filter(|&free| free < bytes as u64) {
             return Err(ExecError::OutOfMemory {
@@ -88,39 +116,17 @@ impl Weights {
         }
         let copy = HugeBuffer::new(bytes, true, "repacked weights")?;
         repack_all(&jobs, &copy, pool)?;
-        let mut jobs = jobs.iter();
-        let mut move_view = |view: &mut MatrixView| {
-            if BlockShape::of(view.ty).is_some()
-                && let Some(job) = jobs.next()
-            {
-                view.storage = Storage::Repacked(copy.ptr().wrapping_add(job.at));
-            }
-        };
-        for l in &mut layers {
-            let views = [
-                &mut l.attn_q,
-                &mut l.attn_k,
-                &mut l.attn_v,
-                &mut l.attn_gate,
-                &mut l.attn_output,
-                &mut l.ffn_gate,
-                &mut l.ffn_up,
-                &mut l.ffn_down,
-            ];
-            views.into_iter().for_each(&mut move_view);
+        for job in &jobs {
+            views[job.index].storage = Storage::Repacked(copy.ptr().wrapping_add(job.at));
         }
-        move_view(&mut output);
-        Ok(Self { layers, output, copy: Some(copy) })
-    }
-
-    /// Bytes of the repacked copy; 0 when weights are used from the map.
-    pub(crate) fn copied_bytes(&self) -> usize {
-        self.copy.as_ref().map_or(0, HugeBuffer::len)
+        Ok(Self { views, copy: Some(copy) })
     }
 }
 
 /// One matrix to repack: where its copy begins, and how.
 struct Job {
+    /// Number of its view.
+    index: usize,
     from: MatrixView,
     at: usize,
     shape: BlockShape,

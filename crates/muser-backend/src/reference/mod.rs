@@ -17,7 +17,7 @@ use muser_model::{Draft, LayerWeights, Matrix, Model};
 
 use self::draft::Drafter;
 use self::kv::{KvRow, KvStore, LayerShape};
-use crate::draft::check_draft;
+use crate::draft::{check_draft, draft_mark, draft_matrices};
 use crate::{
     DraftBatch, ExecError, Executor, ExecutorInfo, KvCapacity, KvType, RowInput, SeqRows, StepBatch,
     StepOutput,
@@ -250,27 +250,17 @@ impl Executor for ReferenceExecutor {
     }
 
     fn attach_draft(&mut self, draft: Draft) -> Result<(), ExecError> {
-        let mut matrices = vec![&draft.fc];
-        for l in &draft.layers {
-            matrices.extend([
-                &l.attn_q,
-                &l.attn_k,
-                &l.attn_v,
-                &l.attn_output,
-                &l.ffn_gate,
-                &l.ffn_up,
-                &l.ffn_down,
-            ]);
-        }
+        let matrices: Vec<&Matrix> = draft_matrices(&draft).collect();
         check_types(&matrices)?;
         check_draft(&draft, &self.model, "scalar")?;
         if self.drafter.is_some() {
             let what = "a second draft model".into();
             return Err(ExecError::Unsupported { backend: "scalar", what });
         }
+        let mark = draft_mark(&draft);
         let drafter = Drafter::new(draft, &mut self.kv, self.model.layers.len());
         self.info.draft = Some(drafter.info());
-        self.info.route.push_str("+dflash");
+        self.info.route.push_str(&format!("+dflash-1-{mark}"));
         self.info.sliding_block_bytes = self.kv.block_bytes(KvGroup::Sliding);
         self.drafter = Some(drafter);
         Ok(())

@@ -1,9 +1,38 @@
 //! Working memory of a step, allocated once for the largest step.
 
-use muser_model::Geometry;
+use muser_model::{DflashConfig, Geometry};
 
-use crate::kernels::matmul::{Input, Panels, SUPER_SUMS};
+use super::panels::{PanelBuffers, PanelPointers};
+use crate::kernels::matmul::Input;
 use crate::kernels::rows::QuantTarget;
+
+/// Widths of the row buffers; those of a model, or the larger ones of a model and its draft.
+#[derive(Clone, Copy)]
+pub(crate) struct Widths {
+    pub(crate) hidden: usize,
+    pub(crate) ffn: usize,
+    pub(crate) q: usize,
+    pub(crate) kv: usize,
+    pub(crate) head_dim: usize,
+}
+
+impl Widths {
+    /// Those of a model.
+    pub(crate) fn of(g: &Geometry) -> Self {
+        Self { hidden: g.hidden, ffn: g.ffn, q: g.q_width(), kv: g.kv_width(), head_dim: g.head_dim }
+    }
+
+    /// Room for a draft's rows too.
+    pub(crate) fn or_draft(self, c: &DflashConfig) -> Self {
+        Self {
+            hidden: self.hidden.max(c.hidden),
+            ffn: self.ffn.max(c.ffn),
+            q: self.q.max(c.q_width()),
+            kv: self.kv.max(c.kv_width()),
+            head_dim: self.head_dim.max(c.head_dim),
+        }
+    }
+}
 
 /// Row buffers are `[max_rows][width]`; names follow the formula of the model.
 pub(crate) struct Buffers {
@@ -24,39 +53,27 @@ pub(crate) struct Buffers {
     pub(crate) ffn_up: Vec<f32>,
     /// cos of all pairs, then sin, per row.
     pub(crate) rope: Vec<f32>,
-    super_q: Vec<u8>,
-    super_d: Vec<f32>,
-    super_sums: Vec<i32>,
-    small_q: Vec<u8>,
-    small_d: Vec<f32>,
-    small_sums: Vec<i32>,
+    panels: PanelBuffers,
 }
 
 impl Buffers {
-    /// For steps of up to `rows` rows; the panels only for the kinds of types that the model has.
-    pub(crate) fn new(g: &Geometry, rows: usize, super_blocks: bool, small_blocks: bool) -> Self {
-        let widest = g.hidden.max(g.ffn).max(g.q_width());
+    /// For steps of up to `rows` rows; the panels only for the kinds of types that there are.
+    pub(crate) fn new(w: Widths, rows: usize, super_blocks: bool, small_blocks: bool) -> Self {
         let of = |width: usize| vec![0.0f32; rows * width];
-        let large = if super_blocks { rows * widest } else { 0 };
-        let small = if small_blocks { rows * widest } else { 0 };
+        let widest = rows * w.hidden.max(w.ffn).max(w.q);
         Self {
-            h: of(g.hidden),
-            a: of(g.hidden),
-            q: of(g.q_width()),
-            k: of(g.kv_width()),
-            v: of(g.kv_width()),
-            gate: of(g.q_width()),
-            o: of(g.q_width()),
-            projected: of(g.hidden),
-            ffn_gate: of(g.ffn),
-            ffn_up: of(g.ffn),
-            rope: of(g.head_dim),
-            super_q: vec![0; large],
-            super_d: vec![0.0; large / 256],
-            super_sums: vec![0; large / 256 * SUPER_SUMS],
-            small_q: vec![0; small],
-            small_d: vec![0.0; small / 32],
-            small_sums: vec![0; small / 32 * 3],
+            h: of(w.hidden),
+            a: of(w.hidden),
+            q: of(w.q),
+            k: of(w.kv),
+            v: of(w.kv),
+            gate: of(w.q),
+            o: of(w.q),
+            projected: of(w.hidden),
+            ffn_gate: of(w.ffn),
+            ffn_up: of(w.ffn),
+            rope: of(w.head_dim),
+            panels: PanelBuffers::new(widest, super_blocks, small_blocks),
         }
     }
 
@@ -74,18 +91,7 @@ impl Buffers {
             ffn_gate: self.ffn_gate.as_mut_ptr(),
             ffn_up: self.ffn_up.as_mut_ptr(),
             rope: self.rope.as_mut_ptr(),
-            super_blocks: Panels {
-                q: self.super_q.as_mut_ptr(),
-                d: self.super_d.as_mut_ptr(),
-                sums: self.super_sums.as_mut_ptr(),
-            },
-            small_blocks: Panels {
-                q: self.small_q.as_mut_ptr(),
-                d: self.small_d.as_mut_ptr(),
-                sums: self.small_sums.as_mut_ptr(),
-            },
-            has_super: !self.super_q.is_empty(),
-            has_small: !self.small_q.is_empty(),
+            panels: self.panels.pointers(),
         }
     }
 }
@@ -104,26 +110,17 @@ pub(crate) struct Pointers {
     pub(crate) ffn_gate: *mut f32,
     pub(crate) ffn_up: *mut f32,
     pub(crate) rope: *mut f32,
-    super_blocks: Panels,
-    small_blocks: Panels,
-    has_super: bool,
-    has_small: bool,
+    panels: PanelPointers,
 }
 
 impl Pointers {
     /// Target for `rows` rows of `k` values.
     pub(crate) fn target(&self, k: usize, rows: usize) -> QuantTarget {
-        QuantTarget {
-            // A matrix of such a type has inputs of whole blocks, so inputs of another length need no such form.
-            super_blocks: (self.has_super && k.is_multiple_of(256)).then_some(self.super_blocks),
-            small_blocks: (self.has_small && k.is_multiple_of(32)).then_some(self.small_blocks),
-            k,
-            rows,
-        }
+        self.panels.target(k, rows)
     }
 
     /// The same as an input; `float` is the row buffer it was quantised from.
     pub(crate) fn input(&self, k: usize, rows: usize, float: *const f32) -> Input {
-        Input { rows, k, super_blocks: self.super_blocks, small_blocks: self.small_blocks, float }
+        self.panels.input(k, rows, float)
     }
 }

@@ -1,7 +1,8 @@
 //! Memory of the KV blocks.
 //!
 //! A block of a group holds all layers of the group, one after the other; a layer holds K of all key heads, then V
-//! (`kernels::attention` draws one head). What [`KvStore::export`] writes is this memory as it is.
+//! (`kernels::attention` draws one head). The layers of a draft model come last in the sliding group, with heads of their
+//! own. What [`KvStore::export`] writes is this memory as it is.
 #![allow(unsafe_code, reason = "copies blocks out of and into raw memory")]
 #![allow(
     clippy::cast_ptr_alignment,
@@ -19,17 +20,18 @@ use crate::memory::HugeBuffer;
 #[derive(Clone, Copy)]
 struct LayerPlace {
     group: KvGroup,
-    /// Number of the layer in its group.
-    index: usize,
+    /// f16 values of a block before this layer's.
+    at: usize,
+    kv_heads: usize,
+    head_dim: usize,
 }
 
 /// Blocks of both groups.
 pub(crate) struct KvStore {
     places: Vec<LayerPlace>,
-    head_dim: usize,
-    kv_heads: usize,
-    full_layers: usize,
-    sliding_layers: usize,
+    /// f16 values of a block of the full group.
+    full_values: usize,
+    sliding_values: usize,
     capacity: KvCapacity,
     full: Option<HugeBuffer>,
     sliding: Option<HugeBuffer>,
@@ -38,44 +40,42 @@ pub(crate) struct KvStore {
 impl KvStore {
     /// No blocks yet.
     pub(crate) fn new(geometry: &Geometry) -> Self {
-        let (mut full_layers, mut sliding_layers) = (0, 0);
-        let places = geometry
-            .sliding
-            .iter()
-            .map(|&sliding| {
-                let (group, count) = if sliding {
-                    (KvGroup::Sliding, &mut sliding_layers)
-                } else {
-                    (KvGroup::Full, &mut full_layers)
-                };
-                *count += 1;
-                LayerPlace { group, index: *count - 1 }
-            })
-            .collect();
-        Self {
-            places,
-            head_dim: geometry.head_dim,
-            kv_heads: geometry.kv_heads,
-            full_layers,
-            sliding_layers,
+        let mut store = Self {
+            places: Vec::new(),
+            full_values: 0,
+            sliding_values: 0,
             capacity: KvCapacity { full: 0, sliding: 0 },
             full: None,
             sliding: None,
+        };
+        for &sliding in &geometry.sliding {
+            let group = if sliding { KvGroup::Sliding } else { KvGroup::Full };
+            store.add_layer(group, geometry.kv_heads, geometry.head_dim);
         }
+        store
     }
 
-    /// f16 values of one layer of one block.
-    fn layer_values(&self) -> usize {
-        2 * self.kv_heads * self.head_dim * BLOCK_LEN
+    /// Adds a layer behind the others; before memory is allocated.
+    pub(crate) fn add_layer(&mut self, group: KvGroup, kv_heads: usize, head_dim: usize) {
+        let values = match group {
+            KvGroup::Full => &mut self.full_values,
+            KvGroup::Sliding => &mut self.sliding_values,
+        };
+        self.places.push(LayerPlace { group, at: *values, kv_heads, head_dim });
+        *values += layer_values(kv_heads, head_dim);
+    }
+
+    /// f16 values of a block of `group`.
+    fn block_values(&self, group: KvGroup) -> usize {
+        match group {
+            KvGroup::Full => self.full_values,
+            KvGroup::Sliding => self.sliding_values,
+        }
     }
 
     /// Bytes of a block of `group`.
     pub(crate) fn block_bytes(&self, group: KvGroup) -> usize {
-        let layers = match group {
-            KvGroup::Full => self.full_layers,
-            KvGroup::Sliding => self.sliding_layers,
-        };
-        layers * self.layer_values() * 2
+        self.block_values(group) * 2
     }
 
     /// Blocks that there is memory for.
@@ -100,19 +100,13 @@ impl KvStore {
     /// K and V of one key head of one layer.
     pub(crate) fn view(&self, layer: usize, kv_head: usize) -> KvView {
         let place = self.places[layer];
-        let (buffer, layers) = match place.group {
-            KvGroup::Full => (&self.full, self.full_layers),
-            KvGroup::Sliding => (&self.sliding, self.sliding_layers),
+        let buffer = match place.group {
+            KvGroup::Full => &self.full,
+            KvGroup::Sliding => &self.sliding,
         };
         let base = buffer.as_ref().map_or(std::ptr::null_mut(), HugeBuffer::ptr).cast::<u16>();
-        let head = self.head_dim * BLOCK_LEN;
-        let k = base.wrapping_add(place.index * self.layer_values() + kv_head * head);
-        KvView {
-            k,
-            v: k.wrapping_add(self.kv_heads * head),
-            block_stride: layers * self.layer_values(),
-            head_dim: self.head_dim,
-        }
+        let layer = base.wrapping_add(place.at);
+        head_view(layer, kv_head, place.kv_heads, place.head_dim, self.block_values(place.group))
     }
 
     /// First byte of a block, and its length.
@@ -148,4 +142,22 @@ impl KvStore {
         unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), to, src.len()) };
         Ok(())
     }
+}
+
+/// f16 values of one layer of one block.
+pub(crate) fn layer_values(kv_heads: usize, head_dim: usize) -> usize {
+    2 * kv_heads * head_dim * BLOCK_LEN
+}
+
+/// One key head of a layer that begins at `layer` in the first block.
+pub(crate) fn head_view(
+    layer: *mut u16,
+    kv_head: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    block_stride: usize,
+) -> KvView {
+    let head = head_dim * BLOCK_LEN;
+    let k = layer.wrapping_add(kv_head * head);
+    KvView { k, v: k.wrapping_add(kv_heads * head), block_stride, head_dim }
 }

@@ -2,32 +2,42 @@
 #![allow(unsafe_code, reason = "hands the step's buffers to the threads")]
 
 mod buffers;
+mod draft;
 mod kv;
+mod panels;
 mod plan;
+mod share;
 mod step;
 #[cfg(test)]
 mod tests;
 
-use muser_backend::{ExecError, Executor, ExecutorInfo, KvCapacity, KvType, StepBatch, StepOutput};
+use muser_backend::{
+    DraftBatch, ExecError, Executor, ExecutorInfo, KvCapacity, KvType, StepBatch, StepOutput, draft_mark,
+};
 use muser_gguf::GgmlType;
 use muser_kv::{BlockId, KvGroup};
-use muser_model::{Matrix, Model};
+use muser_model::{Draft, Matrix, Model};
 
 use crate::isa::Isa;
 use crate::kernels::Kernels;
 use crate::kernels::attention::{self, STATE_HEAD, TILE_QUERIES};
 use crate::kernels::matmul;
 use crate::kernels::unpack::Class;
-use crate::options::CpuOptions;
+use crate::options::{CpuOptions, Repack};
 use crate::pool::Pool;
 use crate::weights::Weights;
-use buffers::Buffers;
+use buffers::{Buffers, Widths};
+use draft::Drafter;
+use draft::round::RoundTarget;
 use kv::KvStore;
 use plan::Plan;
 use step::{StepContext, ThreadScratch};
 
 /// Revision of the CPU arithmetic; part of the numeric route. The same for all instruction sets: the bits are.
 const ROUTE: &str = "cpu-1/f16";
+
+/// Revision of the draft's context arithmetic; blocks that hold a draft's planes also name the draft.
+const DRAFT_ROUTE: &str = "dflash-1";
 
 /// Where a row is and what it puts out.
 #[derive(Clone, Copy, Debug)]
@@ -51,7 +61,7 @@ pub struct CpuDescription {
     pub threads: usize,
     /// Name of the processor, if the system tells.
     pub processor: Option<String>,
-    /// Bytes of the repacked copy of the weights; 0 when they are used from the map.
+    /// Bytes of the repacked copies of the weights, a draft's included; 0 when they are used from the map.
     pub repacked_bytes: usize,
 }
 
@@ -72,6 +82,8 @@ pub struct CpuExecutor {
     partial: Vec<f32>,
     inverse_frequencies: Vec<f64>,
     feature_layers: Vec<usize>,
+    drafter: Option<Drafter>,
+    repack: Repack,
 }
 
 // SAFETY: raw pointers inside point to memory that the executor owns or keeps alive, used only through `&mut self`.
@@ -100,18 +112,10 @@ impl CpuExecutor {
         let g = &model.geometry;
         let max_rows = options.max_rows.clamp(1, 65536);
         let classes = || matrices(&model).filter_map(|m| Class::of(m.ty));
-        let buffers = Buffers::new(
-            g,
-            max_rows,
-            classes().any(Class::is_super),
-            classes().any(|class| !class.is_super()),
-        );
-        let scratch = (0..pool.threads())
-            .map(|_| ThreadScratch {
-                product: matmul::Scratch::new(max_rows),
-                attention: attention::Scratch::new(g.head_dim),
-            })
-            .collect();
+        let (super_blocks, small_blocks) =
+            (classes().any(Class::is_super), classes().any(|class| !class.is_super()));
+        let buffers = Buffers::new(Widths::of(g), max_rows, super_blocks, small_blocks);
+        let scratch = thread_scratch(pool.threads(), max_rows, g.head_dim);
         let kv = KvStore::new(g);
         let description = CpuDescription {
             isa,
@@ -138,9 +142,7 @@ impl CpuExecutor {
             features: 0,
             draft: None,
         };
-        let theta = f64::from(g.rope_theta);
-        let inverse_frequencies =
-            (0..g.head_dim / 2).map(|t| theta.powf(-2.0 * t as f64 / g.head_dim as f64)).collect();
+        let inverse_frequencies = inverse_frequencies(g.rope_theta, g.head_dim);
         Ok(Self {
             info,
             description,
@@ -155,6 +157,8 @@ impl CpuExecutor {
             partial: Vec::new(),
             inverse_frequencies,
             feature_layers: Vec::new(),
+            drafter: None,
+            repack: options.repack,
             model,
         })
     }
@@ -224,6 +228,7 @@ impl Executor for CpuExecutor {
                 self.partial.resize(size, 0.0);
             }
         }
+        let extend = self.drafter.as_mut().map(Drafter::extend);
         let context = StepContext {
             model: &self.model,
             weights: &self.weights,
@@ -241,10 +246,67 @@ impl Executor for CpuExecutor {
             logit_rows,
             features: out.features.as_mut_ptr(),
             hidden: out.hidden.as_mut_ptr(),
+            draft: extend.as_ref(),
         };
         self.pool
             .run(&|worker| context.run(worker))
             .map_err(|what| ExecError::Device { device: "cpu".into(), what })
+    }
+
+    fn attach_draft(&mut self, draft: Draft) -> Result<(), ExecError> {
+        let unsupported = |what: &str| Err(ExecError::Unsupported { backend: "cpu", what: what.into() });
+        if self.drafter.is_some() {
+            return unsupported("a second draft model");
+        }
+        if self.kv.capacity() != (KvCapacity { full: 0, sliding: 0 }) {
+            return unsupported("a draft model after KV blocks were allocated");
+        }
+        let mark = draft_mark(&draft);
+        let max_rows = self.info.max_rows;
+        let drafter = Drafter::new(draft, &self.model, &mut self.kv, max_rows, self.repack, &mut self.pool)?;
+        let g = &self.model.geometry;
+        let rows = round_rows(max_rows, &drafter);
+        let widths = Widths::of(g).or_draft(drafter.config());
+        let classes = || matrices(&self.model).filter_map(|m| Class::of(m.ty)).chain(drafter.classes());
+        let (super_blocks, small_blocks) =
+            (classes().any(Class::is_super), classes().any(|class| !class.is_super()));
+        self.buffers = Buffers::new(widths, rows, super_blocks, small_blocks);
+        self.scratch = thread_scratch(self.pool.threads(), rows, widths.head_dim);
+        self.description.repacked_bytes += drafter.copied_bytes();
+        self.info.draft = Some(drafter.info());
+        self.info.sliding_block_bytes = self.kv.block_bytes(KvGroup::Sliding);
+        self.info.route = format!("{ROUTE}+{DRAFT_ROUTE}-{mark}");
+        self.drafter = Some(drafter);
+        Ok(())
+    }
+
+    fn draft(&mut self, batch: &DraftBatch, logits: &mut Vec<f32>) -> Result<(), ExecError> {
+        let Some(drafter) = &mut self.drafter else {
+            return Err(ExecError::InvalidBatch("no draft model is attached".into()));
+        };
+        let vocab = self.info.vocab;
+        batch.validate(drafter.info(), vocab, self.kv.capacity())?;
+        logits.resize(batch.proposals() * vocab, 0.0);
+        let (mut first, mut at) = (0, 0);
+        while first < batch.seqs().len() {
+            let target = RoundTarget {
+                model: &self.model,
+                output: self.weights.output,
+                kernels: self.kernels,
+                kv: &self.kv,
+                buffers: self.buffers.pointers(),
+                max_rows: round_rows(self.info.max_rows, drafter),
+                scratch: self.scratch.as_mut_ptr(),
+                threads: self.pool.threads(),
+            };
+            let (round, next) = drafter.round(target, batch, first, &mut logits[at..]);
+            at += round.logit_rows() * vocab;
+            self.pool
+                .run(&|worker| round.run(worker))
+                .map_err(|what| ExecError::Device { device: "cpu".into(), what })?;
+            first = next;
+        }
+        Ok(())
     }
 
     fn export_block(&self, group: KvGroup, block: BlockId, dst: &mut [u8]) -> Result<(), ExecError> {
@@ -254,6 +316,24 @@ impl Executor for CpuExecutor {
     fn import_block(&mut self, group: KvGroup, block: BlockId, src: &[u8]) -> Result<(), ExecError> {
         self.kv.import(group, block, src)
     }
+}
+
+/// Rows that the row buffers of an executor with a draft have room for: a step, or at least one block of the draft.
+fn round_rows(max_rows: usize, drafter: &Drafter) -> usize {
+    max_rows.max(drafter.config().block_size)
+}
+
+fn thread_scratch(threads: usize, rows: usize, head_dim: usize) -> Vec<ThreadScratch> {
+    let one = || ThreadScratch {
+        product: matmul::Scratch::new(rows),
+        attention: attention::Scratch::new(head_dim),
+    };
+    (0..threads).map(|_| one()).collect()
+}
+
+/// Angle of each pair of a head per position.
+fn inverse_frequencies(theta: f32, head_dim: usize) -> Vec<f64> {
+    (0..head_dim / 2).map(|t| f64::from(theta).powf(-2.0 * t as f64 / head_dim as f64)).collect()
 }
 
 /// All matrices that products read.

@@ -7,22 +7,23 @@
 
 use muser_backend::{RowInput, StepBatch};
 use muser_gguf::dequantize_row;
+use muser_kv::BlockId;
 use muser_model::Model;
 
 use super::RowPlace;
 use super::buffers::Pointers;
+use super::draft::extend::Extend;
 use super::kv::KvStore;
 use super::plan::{AttentionTile, Plan};
+use super::share::{share_chunks, share_products};
 use crate::kernels::Kernels;
 use crate::kernels::attention::{self, STATE_HEAD};
-use crate::kernels::matmul::{self, Finish, Input, MatrixView, Product, RUN_TILES};
+use crate::kernels::matmul::{self, Finish};
 use crate::pool::{Broken, Worker};
 use crate::weights::Weights;
 
-/// Values that a thread takes at a time where rows are cut (whole quantisation blocks).
-const ROW_CHUNK: usize = 1024;
 /// Rows that a thread takes at a time when K and V are stored: a cache line of transposed K.
-const STORE_ROWS: usize = 32;
+pub(crate) const STORE_ROWS: usize = 32;
 
 /// Working memory of one thread.
 pub(crate) struct ThreadScratch {
@@ -49,6 +50,7 @@ pub(crate) struct StepContext<'a> {
     pub(crate) logit_rows: usize,
     pub(crate) features: *mut f32,
     pub(crate) hidden: *mut f32,
+    pub(crate) draft: Option<&'a Extend<'a>>,
 }
 
 // SAFETY: the pointers are to buffers that outlive the step; phases write disjoint items between barriers.
@@ -75,7 +77,7 @@ impl StepContext<'_> {
                 (layer.attn_v, b.v, g.kv_width()),
                 (layer.attn_gate, b.gate, q_width),
             ];
-            self.products(worker, input, &products, Finish::Plain, &mut scratch.product);
+            share_products(self.kernels, worker, input, &products, Finish::Plain, &mut scratch.product);
             worker.barrier()?;
 
             worker.share(g.kv_heads * n.div_ceil(STORE_ROWS), |item| self.store(index, item));
@@ -85,10 +87,7 @@ impl StepContext<'_> {
             worker.barrier()?;
 
             let target = b.target(q_width, n);
-            let chunks = q_width.div_ceil(ROW_CHUNK);
-            worker.share(n * chunks, |item| {
-                let (row, from) = (item / chunks, item % chunks * ROW_CHUNK);
-                let to = (from + ROW_CHUNK).min(q_width);
+            share_chunks(worker, n, q_width, |row, from, to| {
                 // SAFETY: this part of this row belongs to this item.
                 unsafe {
                     let o = b.o.add(row * q_width);
@@ -100,7 +99,7 @@ impl StepContext<'_> {
 
             let input = b.input(q_width, n, b.o);
             let product = [(layer.attn_output, b.projected, hidden)];
-            self.products(worker, input, &product, Finish::Plain, &mut scratch.product);
+            share_products(self.kernels, worker, input, &product, Finish::Plain, &mut scratch.product);
             worker.barrier()?;
 
             worker.share(n, |row| {
@@ -112,14 +111,11 @@ impl StepContext<'_> {
 
             let input = b.input(hidden, n, b.a);
             let products = [(layer.ffn_gate, b.ffn_gate, ffn), (layer.ffn_up, b.ffn_up, ffn)];
-            self.products(worker, input, &products, Finish::Plain, &mut scratch.product);
+            share_products(self.kernels, worker, input, &products, Finish::Plain, &mut scratch.product);
             worker.barrier()?;
 
             let target = b.target(ffn, n);
-            let chunks = ffn.div_ceil(ROW_CHUNK);
-            worker.share(n * chunks, |item| {
-                let (row, from) = (item / chunks, item % chunks * ROW_CHUNK);
-                let to = (from + ROW_CHUNK).min(ffn);
+            share_chunks(worker, n, ffn, |row, from, to| {
                 // SAFETY: this part of this row belongs to this item.
                 unsafe {
                     let up = b.ffn_up.add(row * ffn);
@@ -131,7 +127,7 @@ impl StepContext<'_> {
 
             let input = b.input(ffn, n, b.ffn_up);
             let product = [(layer.ffn_down, b.projected, hidden)];
-            self.products(worker, input, &product, Finish::Plain, &mut scratch.product);
+            share_products(self.kernels, worker, input, &product, Finish::Plain, &mut scratch.product);
             worker.barrier()?;
 
             worker.share(n, |row| {
@@ -149,44 +145,13 @@ impl StepContext<'_> {
             let input = b.input(hidden, self.logit_rows, b.a);
             let finish = Finish::Logits { scale: g.logit_scale, cap: g.softcap };
             let product = [(self.weights.output, self.logits, g.vocab)];
-            self.products(worker, input, &product, finish, &mut scratch.product);
+            share_products(self.kernels, worker, input, &product, finish, &mut scratch.product);
+        }
+        if let Some(draft) = self.draft {
+            worker.barrier()?;
+            draft.run(self, worker, scratch)?;
         }
         Ok(())
-    }
-
-    /// Shares out the row tiles of products that read the same input.
-    fn products(
-        &self,
-        worker: &Worker<'_>,
-        input: Input,
-        products: &[(MatrixView, *mut f32, usize)],
-        finish: Finish,
-        scratch: &mut matmul::Scratch,
-    ) {
-        // With few rows a run is one tile after the other; with many, tiles share each block of the input.
-        let run = if input.rows > matmul::PANEL { RUN_TILES } else { 1 };
-        let tiles: usize = products.iter().map(|(m, ..)| m.tiles()).sum();
-        let chunk = if input.rows > matmul::PANEL {
-            RUN_TILES
-        } else {
-            // Long enough for the prefetchers, short enough that nobody waits long at the end.
-            (tiles / (worker.threads() * 8)).clamp(1, 16)
-        };
-        let chunks: usize = products.iter().map(|(m, ..)| m.tiles().div_ceil(chunk)).sum();
-        worker.share(chunks, |item| {
-            let (mut item, mut at) = (item, 0);
-            while item >= products[at].0.tiles().div_ceil(chunk) {
-                item -= products[at].0.tiles().div_ceil(chunk);
-                at += 1;
-            }
-            let (matrix, out, out_stride) = products[at];
-            let product = Product { matrix, input, out, out_stride, finish };
-            let end = ((item + 1) * chunk).min(matrix.tiles());
-            for first in (item * chunk..end).step_by(run) {
-                // SAFETY: the tiles are inside the matrix, their output columns belong to this item.
-                unsafe { matmul::product_run(self.kernels, &product, first, run.min(end - first), scratch) };
-            }
-        });
     }
 
     /// Bottom of the model: the row's embedding, normalised without a weight; its RoPE angles; input of layer 0.
@@ -209,14 +174,13 @@ impl StepContext<'_> {
         }
         // SAFETY: `h` is this row; no weight.
         unsafe { (self.kernels.rms_norm)(h.as_ptr(), std::ptr::null(), g.rms_eps, h.as_mut_ptr(), g.hidden) };
-        let pos = self.rows[row].position as f64;
-        let half = g.head_dim / 2;
+        let position = self.rows[row].position;
         // SAFETY: the row belongs to this item.
         let rope = unsafe { std::slice::from_raw_parts_mut(b.rope.add(row * g.head_dim), g.head_dim) };
-        for (t, &frequency) in self.inverse_frequencies.iter().enumerate() {
-            let (sin, cos) = (pos * frequency).sin_cos();
-            rope[t] = cos as f32;
-            rope[half + t] = sin as f32;
+        angles(self.inverse_frequencies, position, rope);
+        if let Some(draft) = self.draft {
+            // SAFETY: as above.
+            unsafe { draft.place(row, position) };
         }
         self.enter_layer(row, 0);
     }
@@ -232,6 +196,13 @@ impl StepContext<'_> {
             unsafe {
                 let from = self.buffers.h.add(row * g.hidden);
                 std::ptr::copy_nonoverlapping(from, self.features.add(to), g.hidden);
+            }
+        }
+        if let Some(draft) = self.draft {
+            // SAFETY: the row belongs to this item.
+            unsafe {
+                let h = self.buffers.h.add(row * g.hidden);
+                draft.tap(self.kernels, layer, row, self.rows.len(), h);
             }
         }
         self.norm_input(row, &self.model.layers[layer].attn_norm);
@@ -307,13 +278,7 @@ impl StepContext<'_> {
         let group = g.heads / g.kv_heads;
         for row in first..(first + STORE_ROWS).min(self.rows.len()) {
             let place = &self.rows[row];
-            let seq = &self.batch.seqs()[place.seq];
-            let block = place.position / muser_kv::BLOCK_LEN;
-            let id = if sliding {
-                self.batch.sliding_table(seq)[block - seq.sliding_first as usize]
-            } else {
-                self.batch.full_table(seq)[block]
-            };
+            let id = self.block(place, sliding);
             // SAFETY: these heads of this row, and this position of these blocks, belong to this item.
             unsafe {
                 let rope = if sliding { b.rope.add(row * g.head_dim).cast_const() } else { std::ptr::null() };
@@ -326,6 +291,17 @@ impl StepContext<'_> {
                 (self.kernels.head_norm_rope)(k, norms.attn_k_norm.as_ptr(), g.rms_eps, g.head_dim, rope);
                 (self.kernels.store_kv)(&view, id, place.position % muser_kv::BLOCK_LEN, k, b.v.add(at));
             }
+        }
+    }
+
+    /// The block of a group that a row writes to.
+    pub(crate) fn block(&self, place: &RowPlace, sliding: bool) -> BlockId {
+        let seq = &self.batch.seqs()[place.seq];
+        let block = place.position / muser_kv::BLOCK_LEN;
+        if sliding {
+            self.batch.sliding_table(seq)[block - seq.sliding_first as usize]
+        } else {
+            self.batch.full_table(seq)[block]
         }
     }
 
@@ -349,6 +325,7 @@ impl StepContext<'_> {
             rows: tile.rows,
             heads: group,
             window: if sliding { g.window } else { usize::MAX },
+            end: None,
             q: self.buffers.q.wrapping_add(at),
             q_stride: g.q_width(),
             scale: 1.0 / (g.head_dim as f32).sqrt(),
@@ -405,5 +382,15 @@ impl StepContext<'_> {
             }
         });
         Ok(())
+    }
+}
+
+/// cos of all pairs of a head at `position`, then sin.
+pub(crate) fn angles(inverse_frequencies: &[f64], position: usize, rope: &mut [f32]) {
+    let half = inverse_frequencies.len();
+    for (t, &frequency) in inverse_frequencies.iter().enumerate() {
+        let (sin, cos) = (position as f64 * frequency).sin_cos();
+        rope[t] = cos as f32;
+        rope[half + t] = sin as f32;
     }
 }

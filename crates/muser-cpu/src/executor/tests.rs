@@ -5,7 +5,7 @@ use crate::options::Repack;
 use muser_backend::{ReferenceExecutor, Row, RowInput, RowWants, conformance};
 use muser_kv::BLOCK_LEN;
 
-fn tiny() -> Model {
+pub(super) fn tiny() -> Model {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/muse-tiny-Q4_K_M.gguf");
     Model::load(path).expect("the bundled model loads")
 }
@@ -15,7 +15,7 @@ fn executor(model: &Model, isa: Isa, threads: usize, repack: Repack) -> Box<dyn 
     Box::new(CpuExecutor::new(model.clone(), options).expect("executor"))
 }
 
-fn logits(executor: &mut dyn Executor, ids: &[u32], chunk: usize) -> Vec<f32> {
+pub(super) fn logits(executor: &mut dyn Executor, ids: &[u32], chunk: usize) -> Vec<f32> {
     let blocks = ids.len().div_ceil(BLOCK_LEN) as u32;
     executor.allocate_kv(KvCapacity { full: blocks, sliding: blocks }).expect("KV memory");
     let table: Vec<BlockId> = (0..blocks).map(BlockId).collect();
@@ -52,7 +52,7 @@ fn trace(executor: &mut dyn Executor, ids: &[u32], chunk: usize) -> blake3::Hash
     hasher.finalize()
 }
 
-fn supported() -> impl Iterator<Item = Isa> {
+pub(super) fn supported() -> impl Iterator<Item = Isa> {
     Isa::ALL.into_iter().filter(|isa| isa.is_supported())
 }
 

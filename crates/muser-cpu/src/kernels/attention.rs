@@ -54,6 +54,8 @@ pub(crate) struct Tile<'a> {
     pub(crate) heads: usize,
     /// Keys that a query sees, its own included; `usize::MAX` for all.
     pub(crate) window: usize,
+    /// Where the keys of all rows end, instead of each at its own position: rows that are not among the keys.
+    pub(crate) end: Option<usize>,
     /// First row's first head; heads are adjacent.
     pub(crate) q: *const f32,
     pub(crate) q_stride: usize,
@@ -63,8 +65,9 @@ pub(crate) struct Tile<'a> {
 impl Tile<'_> {
     /// Positions `first .. end` that row `row` sees.
     fn visible(&self, row: usize) -> (usize, usize) {
-        let end = self.start + row + 1;
-        (end.saturating_sub(self.window), end)
+        let own = self.start + row + 1;
+        let end = self.end.unwrap_or(own);
+        (own.saturating_sub(self.window).min(end), end)
     }
 
     /// Absolute blocks that any row sees.
@@ -197,7 +200,7 @@ pub(crate) unsafe fn combine_blocks<S: Simd>(
 
 fn sees(tile: &Tile<'_>, query: usize, block: usize) -> bool {
     let (first, end) = tile.visible(query / tile.heads);
-    first < (block + 1) * BLOCK_LEN && end > block * BLOCK_LEN
+    first.max(block * BLOCK_LEN) < end.min((block + 1) * BLOCK_LEN)
 }
 
 #[inline(always)]

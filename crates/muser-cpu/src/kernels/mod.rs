@@ -62,6 +62,7 @@ pub(crate) struct Kernels {
     pub(crate) add_post_norm: unsafe fn(*mut f32, *const f32, *const f32, f32, usize),
     pub(crate) quantize: unsafe fn(*const f32, usize, usize, usize, &QuantTarget),
     pub(crate) head_norm_rope: unsafe fn(*mut f32, *const f32, f32, usize, *const f32),
+    pub(crate) head_norm_rope_halves: unsafe fn(*mut f32, *const f32, f32, usize, *const f32),
     pub(crate) gate: unsafe fn(*mut f32, *const f32, usize),
     pub(crate) silu_mul: unsafe fn(*const f32, *mut f32, usize),
     pub(crate) attend: unsafe fn(&attention::Tile<'_>, *mut f32, usize, &mut attention::Scratch),
@@ -165,7 +166,17 @@ macro_rules! compile {
             }
             $(#[$attr])*
             unsafe fn head_norm_rope(x: *mut f32, weight: *const f32, eps: f32, dim: usize, rope: *const f32) {
-                rows::head_norm_rope::<$simd>(x, weight, eps, dim, rope);
+                rows::head_norm_rope::<$simd, false>(x, weight, eps, dim, rope);
+            }
+            $(#[$attr])*
+            unsafe fn head_norm_rope_halves(
+                x: *mut f32,
+                weight: *const f32,
+                eps: f32,
+                dim: usize,
+                rope: *const f32,
+            ) {
+                rows::head_norm_rope::<$simd, true>(x, weight, eps, dim, rope);
             }
             $(#[$attr])*
             unsafe fn gate(o: *mut f32, g: *const f32, len: usize) {
@@ -234,6 +245,7 @@ macro_rules! compile {
                 add_post_norm,
                 quantize,
                 head_norm_rope,
+                head_norm_rope_halves,
                 gate,
                 silu_mul,
                 attend,

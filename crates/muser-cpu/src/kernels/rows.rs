@@ -207,14 +207,15 @@ unsafe fn quantize_block<S: Simd>(x: *const f32, codes: &mut [i8]) -> f32 {
     amax / 127.0
 }
 
-/// Norm of one head with weight, then RoPE on interleaved pairs if `rope` is not null.
+/// Norm of one head with weight, then RoPE if `rope` is not null: on pairs `(x[2t], x[2t + 1])`, or with `HALVES` on pairs
+/// `(x[t], x[t + dim / 2])`.
 ///
 /// `rope` holds `cos` of each pair, then `sin` of each pair.
 ///
 /// # Safety
 /// `x` and `weight` are valid for `dim` values, `rope` for `dim` values.
 #[inline(always)]
-pub(crate) unsafe fn head_norm_rope<S: Simd>(
+pub(crate) unsafe fn head_norm_rope<S: Simd, const HALVES: bool>(
     x: *mut f32,
     weight: *const f32,
     eps: f32,
@@ -225,11 +226,13 @@ pub(crate) unsafe fn head_norm_rope<S: Simd>(
     if rope.is_null() {
         return;
     }
-    for t in 0..dim / 2 {
-        let (c, s) = (*rope.add(t), *rope.add(dim / 2 + t));
-        let (a, b) = (*x.add(2 * t), *x.add(2 * t + 1));
-        *x.add(2 * t) = a * c - b * s;
-        *x.add(2 * t + 1) = a * s + b * c;
+    let half = dim / 2;
+    for t in 0..half {
+        let (i, j) = if HALVES { (t, t + half) } else { (2 * t, 2 * t + 1) };
+        let (c, s) = (*rope.add(t), *rope.add(half + t));
+        let (a, b) = (*x.add(i), *x.add(j));
+        *x.add(i) = a * c - b * s;
+        *x.add(j) = a * s + b * c;
     }
 }
 

@@ -1,0 +1,227 @@
+//! What a step does for the draft: from the target's residual stream of a row to the draft's K and V of its position.
+//!
+//! ```text
+//! features = residual stream at the input of the target layers, one after the other      tapped on the way
+//! g        = rms(fc features) * enc.output_norm
+//! K, V     = rope(rms_head(Wk g) * attn_k_norm), Wv g       for every draft layer, into the sliding blocks
+//! ```
+//!
+//! About one per cent of the target's own products. Every row gets them, also those of a long prompt that no draft will
+//! ever look back at: a block may be resumed at any of its positions later.
+#![allow(unsafe_code, reason = "threads write disjoint parts of shared buffers")]
+
+use muser_kv::BLOCK_LEN;
+use muser_model::{DflashConfig, Draft};
+
+use super::{DraftLayerViews, Drafter, is_float};
+use crate::executor::panels::{PanelBuffers, PanelPointers};
+use crate::executor::share::share_products;
+use crate::executor::step::{STORE_ROWS, StepContext, ThreadScratch, angles};
+use crate::kernels::Kernels;
+use crate::kernels::matmul::{Finish, MatrixView};
+use crate::kernels::unpack::Class;
+use crate::pool::{Broken, Worker};
+
+/// Row buffers are `[max_rows][width]`.
+pub(super) struct ExtendBuffers {
+    max_rows: usize,
+    /// Concatenated features; empty where they are quantised as they are tapped.
+    features: Vec<f32>,
+    feature_panels: PanelBuffers,
+    context: Vec<f32>,
+    context_panels: PanelBuffers,
+    /// `[layer][max_rows][kv_width]`; `products` points into it.
+    k: Vec<f32>,
+    v: Vec<f32>,
+    /// cos, then sin, per row; empty where the target's angles are the same.
+    rope: Vec<f32>,
+    /// K and V of all layers, which read the same input.
+    products: Vec<(MatrixView, *mut f32, usize)>,
+}
+
+impl ExtendBuffers {
+    pub(super) fn new(
+        model: &Draft,
+        fc: MatrixView,
+        layers: &[DraftLayerViews],
+        max_rows: usize,
+        own_angles: bool,
+    ) -> Self {
+        let c = &model.config;
+        let concatenated = c.target_layers.len() * c.hidden;
+        // Quantisation blocks that do not straddle two taps can be made tap by tap.
+        let keep = is_float(&fc) || !c.hidden.is_multiple_of(256);
+        let of = |width: usize| vec![0.0f32; max_rows * width];
+        let class = |m: &MatrixView| Class::of(m.ty);
+        let panels = |width: usize, classes: &[Class]| {
+            let has = |wanted: bool| classes.iter().any(|class| class.is_super() == wanted);
+            PanelBuffers::new(max_rows * width, has(true), has(false))
+        };
+        let kv_classes: Vec<Class> =
+            layers.iter().flat_map(|l| [class(&l.attn_k), class(&l.attn_v)]).flatten().collect();
+        let mut buffers = Self {
+            max_rows,
+            features: if keep { of(concatenated) } else { Vec::new() },
+            feature_panels: panels(concatenated, &class(&fc).into_iter().collect::<Vec<_>>()),
+            context: of(c.hidden),
+            context_panels: panels(c.hidden, &kv_classes),
+            k: of(layers.len() * c.kv_width()),
+            v: of(layers.len() * c.kv_width()),
+            rope: if own_angles { of(c.head_dim) } else { Vec::new() },
+            products: Vec::with_capacity(2 * layers.len()),
+        };
+        let width = c.kv_width();
+        for (layer, views) in layers.iter().enumerate() {
+            let at = layer * max_rows * width;
+            buffers.products.push((views.attn_k, buffers.k.as_mut_ptr().wrapping_add(at), width));
+            buffers.products.push((views.attn_v, buffers.v.as_mut_ptr().wrapping_add(at), width));
+        }
+        buffers
+    }
+}
+
+/// The draft's part of one step.
+pub(crate) struct Extend<'a> {
+    model: &'a Draft,
+    fc: MatrixView,
+    first_layer: usize,
+    inverse_frequencies: &'a [f64],
+    max_rows: usize,
+    /// Null where features are quantised as they are tapped.
+    features: *mut f32,
+    feature_panels: PanelPointers,
+    context: *mut f32,
+    context_panels: PanelPointers,
+    k: *mut f32,
+    v: *mut f32,
+    /// Null where the target's angles are the same.
+    rope: *mut f32,
+    products: &'a [(MatrixView, *mut f32, usize)],
+}
+
+impl Drafter {
+    /// Pointers and shapes for the threads of a step.
+    pub(crate) fn extend(&mut self) -> Extend<'_> {
+        let b = &mut self.extend;
+        let pointer = |values: &mut Vec<f32>| {
+            if values.is_empty() { std::ptr::null_mut() } else { values.as_mut_ptr() }
+        };
+        Extend {
+            model: &self.model,
+            fc: self.fc,
+            first_layer: self.first_layer,
+            inverse_frequencies: &self.inverse_frequencies,
+            max_rows: b.max_rows,
+            features: pointer(&mut b.features),
+            feature_panels: b.feature_panels.pointers(),
+            context: b.context.as_mut_ptr(),
+            context_panels: b.context_panels.pointers(),
+            k: b.k.as_mut_ptr(),
+            v: b.v.as_mut_ptr(),
+            rope: pointer(&mut b.rope),
+            products: &b.products,
+        }
+    }
+}
+
+impl Extend<'_> {
+    fn config(&self) -> &DflashConfig {
+        &self.model.config
+    }
+
+    /// Called for each row when it is placed.
+    ///
+    /// # Safety
+    /// The row belongs to the caller's item.
+    pub(crate) unsafe fn place(&self, row: usize, position: usize) {
+        if !self.rope.is_null() {
+            let dim = self.config().head_dim;
+            // SAFETY: by contract; the buffer has a row of `dim` values for each row of a step.
+            let rope = unsafe { std::slice::from_raw_parts_mut(self.rope.add(row * dim), dim) };
+            angles(self.inverse_frequencies, position, rope);
+        }
+    }
+
+    /// Called for each row with the residual stream at the input of `layer`, layers ascending.
+    ///
+    /// # Safety
+    /// The row belongs to the caller's item; `h` is valid for `hidden` values.
+    pub(crate) unsafe fn tap(&self, kernels: &Kernels, layer: usize, row: usize, rows: usize, h: *const f32) {
+        let c = self.config();
+        let Some(slot) = c.target_layers.iter().position(|&l| l == layer) else { return };
+        let width = c.target_layers.len() * c.hidden;
+        let target = self.feature_panels.target(width, rows);
+        let from = slot * c.hidden;
+        // SAFETY: by contract, and the buffers have room for `max_rows` rows of `width` values. In the second case only
+        // values `from ..` of a row that would begin at `h - from` are read, which are those at `h`.
+        unsafe {
+            if self.features.is_null() {
+                (kernels.quantize)(h.wrapping_sub(from), row, from, from + c.hidden, &target);
+                return;
+            }
+            let features = self.features.add(row * width);
+            std::ptr::copy_nonoverlapping(h, features.add(from), c.hidden);
+            if slot + 1 == c.target_layers.len() {
+                (kernels.quantize)(features, row, 0, width, &target);
+            }
+        }
+    }
+
+    /// From features to K and V. All threads call it after a barrier.
+    pub(crate) fn run(
+        &self,
+        step: &StepContext<'_>,
+        worker: &Worker<'_>,
+        scratch: &mut ThreadScratch,
+    ) -> Result<(), Broken> {
+        let c = self.config();
+        let n = step.rows.len();
+        let width = c.target_layers.len() * c.hidden;
+        let input = self.feature_panels.input(width, n, self.features);
+        let product = [(self.fc, self.context, c.hidden)];
+        share_products(step.kernels, worker, input, &product, Finish::Plain, &mut scratch.product);
+        worker.barrier()?;
+
+        let target = self.context_panels.target(c.hidden, n);
+        worker.share(n, |row| {
+            // SAFETY: the row belongs to this item, the weight has `hidden` values.
+            unsafe {
+                let g = self.context.add(row * c.hidden);
+                let weight = self.model.enc_output_norm.as_ptr();
+                (step.kernels.rms_norm)(g, weight, c.rms_eps, g, c.hidden);
+                (step.kernels.quantize)(g, row, 0, c.hidden, &target);
+            }
+        });
+        worker.barrier()?;
+
+        let input = self.context_panels.input(c.hidden, n, self.context);
+        share_products(step.kernels, worker, input, self.products, Finish::Plain, &mut scratch.product);
+        worker.barrier()?;
+
+        let chunks = n.div_ceil(STORE_ROWS);
+        worker.share(self.model.layers.len() * c.kv_heads * chunks, |item| {
+            let (layer, item) = (item / (c.kv_heads * chunks), item % (c.kv_heads * chunks));
+            self.store(step, layer, item % c.kv_heads, item / c.kv_heads * STORE_ROWS);
+        });
+        Ok(())
+    }
+
+    /// Head norm, RoPE and KV of some rows of one key head of one layer.
+    fn store(&self, step: &StepContext<'_>, layer: usize, kv_head: usize, first: usize) {
+        let c = self.config();
+        let norm = self.model.layers[layer].attn_k_norm.as_ptr();
+        let view = step.kv.view(self.first_layer + layer, kv_head);
+        let angles = if self.rope.is_null() { step.buffers.rope } else { self.rope };
+        for row in first..(first + STORE_ROWS).min(step.rows.len()) {
+            let place = &step.rows[row];
+            let id = step.block(place, true);
+            let at = (layer * self.max_rows + row) * c.kv_width() + kv_head * c.head_dim;
+            // SAFETY: this head of this row, and this position of this plane, belong to this item.
+            unsafe {
+                let (k, rope) = (self.k.add(at), angles.add(row * c.head_dim));
+                (step.kernels.head_norm_rope_halves)(k, norm, c.rms_eps, c.head_dim, rope);
+                (step.kernels.store_kv)(&view, id, place.position % BLOCK_LEN, k, self.v.add(at));
+            }
+        }
+    }
+}

@@ -1,0 +1,182 @@
+use std::path::Path;
+
+use super::super::tests::{supported, tiny};
+use super::super::{CpuExecutor, Isa};
+use crate::options::{CpuOptions, Repack};
+use muser_backend::{DraftBatch, ExecError, Executor, KvCapacity, KvType, ReferenceExecutor, conformance};
+use muser_gguf::GgufFile;
+use muser_model::synth::{self, Mix};
+use muser_model::{DflashConfig, Draft, Model};
+
+fn tiny_draft() -> Draft {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/muse-tiny-dflash-Q8_0.gguf");
+    Draft::load(path).expect("the bundled draft loads")
+}
+
+fn executor(model: &Model, draft: &Draft, isa: Isa, threads: usize, repack: Repack) -> Box<dyn Executor> {
+    let options = CpuOptions { threads: Some(threads), repack, isa: Some(isa), max_rows: 256 };
+    let mut executor = CpuExecutor::new(model.clone(), options).expect("executor");
+    executor.attach_draft(draft.clone()).expect("draft");
+    Box::new(executor)
+}
+
+/// A draft for Muse Tiny with other heads, angles, window and types than the bundled one.
+fn odd_draft(mix: &str) -> Draft {
+    let config = DflashConfig {
+        hidden: 512,
+        ffn: 768,
+        heads: 8,
+        kv_heads: 2,
+        head_dim: 64,
+        context: 4096,
+        window: 100,
+        sliding: vec![true; 3],
+        rope_theta: 10_000.0,
+        rms_eps: 1e-5,
+        block_size: 11,
+        target_layers: vec![0, 1, 5],
+        mask_token: 4090,
+        vocab: None,
+    };
+    let bytes = synth::draft_to_bytes(&config, Mix::from_name(mix).expect("a mix"), 3).expect("draft");
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = dir.path().join("draft.gguf");
+    std::fs::write(&path, bytes).expect("written");
+    Draft::from_gguf(std::sync::Arc::new(GgufFile::open(&path).expect("opens"))).expect("draft")
+}
+
+fn ids(n: usize, step: usize) -> Vec<u32> {
+    (0..n).map(|i| ((i * step + 11) % 4000) as u32).collect()
+}
+
+#[test]
+fn agrees_with_the_reference() {
+    let model = tiny();
+    for draft in [tiny_draft(), odd_draft("q4_k_m"), odd_draft("f16")] {
+        let mut reference = ReferenceExecutor::new(model.clone(), KvType::F16).expect("reference");
+        reference.attach_draft(draft.clone()).expect("draft");
+        for prompt in [ids(1, 5), ids(290, 41)] {
+            let proposals = draft.config.max_draft();
+            let expected = conformance::draft_logits(&mut reference, &prompt, proposals);
+            let mut fast = executor(&model, &draft, Isa::detect(), 2, Repack::On);
+            let found = conformance::draft_logits(&mut *fast, &prompt, proposals);
+            let agreement = conformance::agreement(&expected, &found, model.geometry.vocab);
+            let close = agreement.max_error < 0.03 && agreement.mean_kl < 0.005;
+            assert!(close, "{} positions: {agreement:?}", prompt.len());
+        }
+    }
+}
+
+#[test]
+fn every_instruction_set_proposes_the_same_bits() {
+    let model = tiny();
+    for draft in [tiny_draft(), odd_draft("q4_k_m"), odd_draft("f16")] {
+        let prompt = ids(70, 41);
+        let proposals = draft.config.max_draft();
+        let run = |isa, threads, repack| {
+            conformance::draft_logits(
+                &mut *executor(&model, &draft, isa, threads, repack),
+                &prompt,
+                proposals,
+            )
+        };
+        let expected = run(Isa::Scalar, 2, Repack::Off);
+        for isa in supported() {
+            for (threads, repack) in [(1, Repack::On), (5, Repack::Off)] {
+                assert!(run(isa, threads, repack) == expected, "{}, {threads} threads", isa.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn proposals_do_not_depend_on_company_chunks_or_copies() {
+    let model = tiny();
+    for (seed, draft) in [(1, tiny_draft()), (2, odd_draft("q4_k_m"))] {
+        let mut threads = 0;
+        let make = || {
+            threads = threads % 3 + 1;
+            executor(&model, &draft, Isa::detect(), threads, Repack::Auto)
+        };
+        conformance::draft_invariance(make, &model.geometry, seed, 4, 600);
+    }
+}
+
+#[test]
+fn the_target_is_what_it_was_and_the_planes_are_row_invariant() {
+    let model = tiny();
+    let draft = tiny_draft();
+    let mut threads = 0;
+    let make = || {
+        threads = threads % 3 + 1;
+        executor(&model, &draft, Isa::detect(), threads, Repack::Auto)
+    };
+    conformance::row_invariance(make, &model.geometry, 7, 3, 400);
+    // Logits with and without a draft, and the sliding blocks' own planes.
+    let prompt = ids(280, 13);
+    let options = CpuOptions { threads: Some(2), repack: Repack::Off, isa: None, max_rows: 256 };
+    let mut plain = CpuExecutor::new(model.clone(), options).expect("executor");
+    let mut drafting = executor(&model, &draft, Isa::detect(), 2, Repack::Off);
+    let expected = super::super::tests::logits(&mut plain, &prompt, 50);
+    assert!(super::super::tests::logits(&mut *drafting, &prompt, 50) == expected);
+    let [mut a, mut b] = [&plain as &dyn Executor, &*drafting].map(|e| vec![0; e.info().sliding_block_bytes]);
+    let block = (muser_kv::KvGroup::Sliding, muser_kv::BlockId(0));
+    plain.export_block(block.0, block.1, &mut a).expect("export");
+    drafting.export_block(block.0, block.1, &mut b).expect("export");
+    assert!(b.len() > a.len() && b[..a.len()] == a[..]);
+    assert_ne!(plain.info().route, drafting.info().route);
+}
+
+#[test]
+fn a_round_larger_than_a_step_is_cut() {
+    let model = tiny();
+    let draft = tiny_draft();
+    let run = |max_rows| {
+        let options = CpuOptions { threads: Some(2), repack: Repack::Off, isa: None, max_rows };
+        let mut executor = CpuExecutor::new(model.clone(), options).expect("executor");
+        executor.attach_draft(draft.clone()).expect("draft");
+        executor.allocate_kv(KvCapacity { full: 1, sliding: 1 }).expect("KV memory");
+        let mut round = DraftBatch::default();
+        (0..9).for_each(|i| round.push(50 + i, 0, 1 + i % 7, 0, &[]));
+        let mut logits = Vec::new();
+        executor.draft(&round, &mut logits).expect("draft");
+        assert_eq!(logits.len(), round.proposals() * model.geometry.vocab);
+        logits
+    };
+    let whole = run(256);
+    assert!(run(3) == whole && run(20) == whole);
+}
+
+#[test]
+fn refuses_what_cannot_be() {
+    let model = tiny();
+    let options = CpuOptions { threads: Some(1), repack: Repack::Off, isa: None, max_rows: 16 };
+    let make = || CpuExecutor::new(model.clone(), options).expect("executor");
+    let unsupported = |result: Result<(), ExecError>, text: &str| match result {
+        Err(ExecError::Unsupported { what, .. }) => assert!(what.contains(text), "{what}"),
+        other => panic!("{other:?}, expected {text}"),
+    };
+    let mut executor = make();
+    let (mut round, mut logits) = (DraftBatch::default(), Vec::new());
+    round.push(5, 0, 1, 0, &[]);
+    assert!(matches!(executor.draft(&round, &mut logits), Err(ExecError::InvalidBatch(_))));
+    executor.attach_draft(tiny_draft()).expect("draft");
+    unsupported(executor.attach_draft(tiny_draft()), "second");
+    round.clear();
+    round.push(5, 0, 8, 0, &[]);
+    assert!(matches!(executor.draft(&round, &mut logits), Err(ExecError::InvalidBatch(_))));
+
+    let mut executor = make();
+    executor.allocate_kv(KvCapacity { full: 1, sliding: 1 }).expect("KV memory");
+    unsupported(executor.attach_draft(tiny_draft()), "allocated");
+
+    let mut draft = tiny_draft();
+    draft.config.sliding[1] = false;
+    unsupported(make().attach_draft(draft), "no window");
+    let mut draft = tiny_draft();
+    draft.config.target_layers[2] = 8;
+    unsupported(make().attach_draft(draft), "target_layers");
+    let mut draft = tiny_draft();
+    draft.config.head_dim = 40;
+    unsupported(make().attach_draft(draft), "head size 40");
+}
