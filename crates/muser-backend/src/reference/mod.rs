@@ -260,7 +260,7 @@ impl Executor for ReferenceExecutor {
         let mark = draft_mark(&draft);
         let drafter = Drafter::new(draft, &mut self.kv, self.model.layers.len());
         self.info.draft = Some(drafter.info());
-        self.info.route.push_str(&format!("+dflash-1-{mark}"));
+        self.info.route = format!("{}+dflash-1-{mark}", self.info.route);
         self.info.sliding_block_bytes = self.kv.block_bytes(KvGroup::Sliding);
         self.drafter = Some(drafter);
         Ok(())

@@ -98,14 +98,14 @@ impl RoundBuffers {
         let parts = (2 * threads).div_ceil(((end - first) * c.kv_heads).max(1));
         let most = (TILE_QUERIES / (c.heads / c.kv_heads)).max(1);
         let mut row = 0;
-        for seq in first..end {
-            let total = seqs[seq].proposals as usize + 1;
+        for (slot, seq) in seqs[first..end].iter().enumerate() {
+            let total = seq.proposals as usize + 1;
             let rows_per_tile = total.div_ceil(parts).min(most);
             for index in (0..total).step_by(rows_per_tile) {
                 let rows = rows_per_tile.min(total - index);
                 self.tiles.extend((0..c.kv_heads).map(|kv_head| RoundTile {
-                    seq,
-                    slot: seq - first,
+                    seq: first + slot,
+                    slot,
                     row: row + index,
                     index,
                     rows,

@@ -70,7 +70,7 @@ fn agrees_with_the_reference() {
 #[test]
 fn every_instruction_set_proposes_the_same_bits() {
     let model = tiny();
-    for draft in [tiny_draft(), odd_draft("q4_k_m"), odd_draft("f16")] {
+    for draft in [tiny_draft(), odd_draft("q4_k_m")] {
         let prompt = ids(70, 41);
         let proposals = draft.config.max_draft();
         let run = |isa, threads, repack| {
@@ -82,7 +82,7 @@ fn every_instruction_set_proposes_the_same_bits() {
         };
         let expected = run(Isa::Scalar, 2, Repack::Off);
         for isa in supported() {
-            for (threads, repack) in [(1, Repack::On), (5, Repack::Off)] {
+            for (threads, repack) in [(1, Repack::On), (3, Repack::Off)] {
                 assert!(run(isa, threads, repack) == expected, "{}, {threads} threads", isa.name());
             }
         }
@@ -95,10 +95,10 @@ fn proposals_do_not_depend_on_company_chunks_or_copies() {
     for (seed, draft) in [(1, tiny_draft()), (2, odd_draft("q4_k_m"))] {
         let mut threads = 0;
         let make = || {
-            threads = threads % 3 + 1;
+            threads = threads % 2 + 1;
             executor(&model, &draft, Isa::detect(), threads, Repack::Auto)
         };
-        conformance::draft_invariance(make, &model.geometry, seed, 4, 600);
+        conformance::draft_invariance(make, &model.geometry, seed, 3, 330);
     }
 }
 
@@ -108,10 +108,10 @@ fn the_target_is_what_it_was_and_the_planes_are_row_invariant() {
     let draft = tiny_draft();
     let mut threads = 0;
     let make = || {
-        threads = threads % 3 + 1;
+        threads = threads % 2 + 1;
         executor(&model, &draft, Isa::detect(), threads, Repack::Auto)
     };
-    conformance::row_invariance(make, &model.geometry, 7, 3, 400);
+    conformance::row_invariance(make, &model.geometry, 7, 2, 330);
     // Logits with and without a draft, and the sliding blocks' own planes.
     let prompt = ids(280, 13);
     let options = CpuOptions { threads: Some(2), repack: Repack::Off, isa: None, max_rows: 256 };
