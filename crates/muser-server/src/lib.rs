@@ -24,6 +24,7 @@ pub mod generation;
 pub mod listen;
 pub mod live;
 pub mod metrics;
+mod opening;
 pub mod params;
 pub mod routes;
 pub mod sse;

@@ -25,6 +25,7 @@ use tokio_rustls::TlsAcceptor;
 use crate::app::{App, SharedApp};
 use crate::config::{ServerConfig, ShutdownPolicy};
 use crate::error::ServerError;
+use crate::opening::Opening;
 use crate::routes;
 use crate::stall::StallLimit;
 
@@ -186,6 +187,7 @@ async fn serve_connection<S>(
         .max_concurrent_streams(100)
         .keep_alive_interval(Duration::from_secs(20))
         .keep_alive_timeout(limits.stalled_write_time);
+    let stream = Opening::new(stream, limits.head_time);
     let connection = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
     if let Err(error) = watcher.watch(connection.into_owned()).await {
         tracing::debug!(%error, "a connection ended early");
