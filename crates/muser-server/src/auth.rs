@@ -51,7 +51,7 @@ fn digest(bytes: &[u8]) -> [u8; 32] {
 }
 
 /// Paths that answer without a key: the health check, and the page with its assets, which hold nothing secret.
-pub const OPEN_PATHS: [&str; 5] = ["/health", "/", "/page.css", "/page.js", "/favicon.svg"];
+pub const OPEN_PATHS: [&str; 6] = ["/health", "/v1/health", "/", "/page.css", "/page.js", "/favicon.svg"];
 
 /// Refuses requests without a valid key, and calls from web pages of other origins where no key protects us.
 pub async fn guard(State(app): State<SharedApp>, request: Request, next: Next) -> Response {

@@ -8,6 +8,7 @@ use std::fmt::Write as _;
 use serde_json::{Map, Value, json};
 
 use crate::fields::{Field, Kind, Support};
+use crate::routes::ALIASES;
 
 /// One route.
 #[derive(Debug, Clone, Copy)]
@@ -156,6 +157,10 @@ pub fn markdown(routes: &[Route]) -> String {
     for route in routes {
         let _ =
             writeln!(page, "| `{} {}` | {} | {} |", route.method, route.path, route.family, route.summary);
+    }
+    page.push_str("\nThe same under other paths:\n\n| path | as |\n|---|---|\n");
+    for (path, same_as) in ALIASES {
+        let _ = writeln!(page, "| `{path}` | `{same_as}` |");
     }
     for route in routes.iter().filter(|route| !route.fields.is_empty()) {
         let _ = write!(page, "\n## `{} {}`\n\n{}\n\n", route.method, route.path, route.summary);

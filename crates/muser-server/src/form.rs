@@ -22,7 +22,7 @@ pub(crate) fn constraint(
     work: &Work,
     options: &OutputOptions,
 ) -> Result<Option<ConstraintFactory>, ApiError> {
-    let Some(rules) = rules(work, options) else { return Ok(None) };
+    let Some(rules) = rules(work, options) else { return Ok(at_least(text, work)) };
     let engine = text.grammars()?;
     let make = || TurnConstraint::new(Arc::clone(&engine), rules.clone()).map_err(|fault| text_fault(&fault));
     let made = (0..work.choices).map(|_| make().map(Some)).collect::<Result<Vec<_>, _>>()?;
@@ -39,6 +39,8 @@ fn rules(work: &Work, options: &OutputOptions) -> Option<TurnRules> {
         Form::JsonObject => AnswerRule::Grammar(Grammar::JsonObject),
         Form::JsonSchema(schema) => AnswerRule::Grammar(Grammar::JsonSchema(schema.clone())),
         Form::Grammar(grammar) => AnswerRule::Grammar(notation(grammar)),
+        Form::Regex(pattern) => AnswerRule::Grammar(Grammar::Regex(pattern.clone())),
+        Form::Choice(choices) => AnswerRule::Grammar(one_of(choices)),
     };
     let conversation = match &work.prompt {
         Prompt::Chat(conversation) if !conversation.tools.is_empty() => Some(conversation),
@@ -66,6 +68,21 @@ fn callable(conversation: &Conversation) -> Vec<Value> {
         _ => true,
     };
     conversation.tools.iter().filter(chosen).cloned().collect()
+}
+
+fn one_of(choices: &[String]) -> Grammar {
+    let literals: Vec<String> =
+        choices.iter().map(|choice| Value::from(choice.as_str()).to_string()).collect();
+    Grammar::Lark(format!("start: {}", literals.join(" | ")))
+}
+
+/// The constraint for a text of at least some tokens, if that is all that is asked for.
+fn at_least(text: &TextSide, work: &Work) -> Option<ConstraintFactory> {
+    let (left, ends) = (work.min_tokens, text.tokenizer().stop_ids().to_vec());
+    if left == 0 {
+        return None;
+    }
+    Some(Box::new(move |_| Box::new(AtLeast { left, ends: ends.clone() })))
 }
 
 /// Clients send both notations in one field. GBNF defines with `::=`, which Lark does not have.
@@ -99,6 +116,28 @@ impl Constraint for Turn {
     }
 }
 
+/// Keeps the model from ending its turn for some tokens.
+struct AtLeast {
+    left: u32,
+    ends: Vec<u32>,
+}
+
+impl Constraint for AtLeast {
+    fn mask(&mut self, allowed: &mut TokenMask) -> bool {
+        if self.left == 0 {
+            return false;
+        }
+        allowed.allow_all();
+        self.ends.iter().for_each(|id| allowed.forbid(*id));
+        true
+    }
+
+    fn commit(&mut self, _: u32) -> Result<(), String> {
+        self.left = self.left.saturating_sub(1);
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -127,6 +166,23 @@ mod tests {
         assert_eq!((none.tools.len(), none.answer), (0, AnswerRule::Free));
         let json = rules_for(ToolChoice::None, Form::JsonObject).expect("rules");
         assert_eq!(json.answer, AnswerRule::Grammar(Grammar::JsonObject));
+    }
+
+    #[test]
+    fn a_turn_may_end_after_the_least_number_of_tokens() {
+        let mut constraint = AtLeast { left: 2, ends: vec![5] };
+        for expected in [true, true, false] {
+            let mut allowed = TokenMask::new(40);
+            assert_eq!(constraint.mask(&mut allowed), expected);
+            assert_eq!((allowed.allows(5), allowed.allows(6)), (false, expected));
+            constraint.commit(6).expect("taken");
+        }
+    }
+
+    #[test]
+    fn choices_are_literals() {
+        let grammar = one_of(&["a\"b".into(), "(c".into()]);
+        assert_eq!(grammar, Grammar::Lark(r#"start: "a\"b" | "(c""#.into()));
     }
 
     #[test]

@@ -40,6 +40,9 @@ struct Choice {
     decoder: OutputDecoder,
     /// Start of the ids of this choice's calls.
     call_prefix: String,
+    /// Whether there were tools to call. A call that nobody offered is shown as text: a client without tools could not
+    /// answer it, and would be left with nothing.
+    offered: bool,
     logprobs: Vec<TokenLogprob>,
     clock: ChoiceClock,
     finished: bool,
@@ -64,6 +67,7 @@ impl Generation {
         };
         let choices = prepared.request.n as usize;
         let decoder = loaded.text.decoder(&prepared.options)?;
+        let offered = !prepared.options.tools.is_empty();
         let prompt_tokens = prepared.request.prompt.tokens.len();
         let stream = loaded
             .backend
@@ -74,6 +78,7 @@ impl Generation {
             .map(|index| Choice {
                 decoder: decoder.clone(),
                 call_prefix: format!("{call_prefix}{index}"),
+                offered,
                 logprobs: Vec::new(),
                 clock: ChoiceClock::new(arrived),
                 finished: false,
@@ -156,7 +161,9 @@ impl Generation {
 
     fn take_end(&mut self, finished: &Finished) {
         let Some(choice) = self.choices.get_mut(finished.index as usize) else { return };
-        if let FinishReason::Stop(id) = finished.reason {
+        if let FinishReason::Stop(id) = finished.reason
+            && self.loaded.text.tokenizer().stop_ids().contains(&id)
+        {
             // The id that ended the turn also ends the message before it.
             let events = choice.decoder.push(id);
             choice.give(finished.index, events, &mut self.ready);
@@ -170,7 +177,7 @@ impl Generation {
             Some(OutputEnd::EndOfTurn) => Finish::Stop,
             None => Finish::of(finished.reason),
         };
-        let finish = if finish == Finish::Stop && choice.decoder.tool_calls() > 0 {
+        let finish = if finish == Finish::Stop && choice.offered && choice.decoder.tool_calls() > 0 {
             Finish::ToolCalls
         } else {
             finish
@@ -252,6 +259,16 @@ impl Choice {
             let piece = match event {
                 OutputEvent::Reasoning(text) => Piece::Reasoning(text),
                 OutputEvent::Content(text) => Piece::Content(text),
+                OutputEvent::ToolCallStart { index: 0, name } if !self.offered => {
+                    Piece::Content(format!("{name}("))
+                }
+                OutputEvent::ToolCallStart { name, .. } if !self.offered => {
+                    Piece::Content(format!("\n{name}("))
+                }
+                OutputEvent::ToolCallArguments { json_delta, .. } if !self.offered => {
+                    Piece::Content(json_delta)
+                }
+                OutputEvent::ToolCallEnd { .. } if !self.offered => Piece::Content(")".into()),
                 OutputEvent::ToolCallStart { index: call, name } => {
                     Piece::ToolCall { index: call, id: format!("{}_{call}", self.call_prefix), name }
                 }
@@ -280,10 +297,14 @@ fn prepare(text: &TextSide, work: Work, seed: u64, max_tokens: Option<u32>) -> R
     let options = text.output_options(&work.prompt, &work.stops);
     let decoder = text.decoder(&options)?;
     let one_call = matches!(&work.prompt, Prompt::Chat(conversation) if !conversation.parallel_calls);
-    let mut request = Request::new(ids, text.tokenizer().stop_ids().to_vec());
+    let ends = text.tokenizer().stop_ids();
+    let mut request = Request::new(ids, [ends, &work.stop_ids].concat());
     request.constraint = form::constraint(text, &work, &options)?;
     request.max_tokens = max_tokens;
     request.sampling = work.sampling;
+    if work.ignore_end {
+        request.sampling.logit_bias.extend(ends.iter().map(|id| (*id, f32::NEG_INFINITY)));
+    }
     request.seed = Some(seed);
     request.n = work.choices;
     request.logprobs = work.logprobs;

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use crate::error::ApiError;
 use crate::fields::{Body, COUNT, Field, INTEGER, Kind, whole};
+use crate::work::{Form, Work};
 
 /// Any finite number that fits single precision.
 pub const NUMBER: Kind = Kind::Number { min: f32::MIN as f64, max: f32::MAX as f64 };
@@ -40,6 +41,13 @@ pub const SAMPLING_FIELDS: &[Field] = &[
     ),
     Field::optional("seed", INTEGER, "drawn and reported when absent or -1"),
     Field::optional("stop", TEXTS, "up to 64 strings; the text ends before the first of them"),
+    Field::optional("stop_token_ids", Kind::List(&COUNT), "more ids that end the text, in vLLM's spelling"),
+    Field::optional(
+        "min_tokens",
+        COUNT,
+        "tokens before which the text may not end; not with a form or tools",
+    ),
+    Field::optional("ignore_eos", Kind::Bool, "go on up to the limit; not with a form or tools"),
     Field::optional("cache_prompt", Kind::Bool, "default true: reuse cached prefixes and leave this one"),
     Field::ignored("id_slot", "slots are the scheduler's business; any free one is as good"),
 ];
@@ -141,6 +149,33 @@ fn logit_bias(body: Body<'_>) -> Result<Vec<(u32, f32)>, ApiError> {
     }
 }
 
+/// What the shared fields say about where the text ends, and about the cache.
+pub fn endings(body: Body<'_>, work: &mut Work) -> Result<(), ApiError> {
+    work.stops = stops(body, "stop")?;
+    let ids = body.list("stop_token_ids").unwrap_or_default();
+    work.stop_ids = ids.iter().filter_map(|id| whole(id)?.try_into().ok()).collect();
+    work.min_tokens = body.count("min_tokens").unwrap_or(0);
+    work.ignore_end = body.flag("ignore_eos").unwrap_or(false);
+    work.use_cache = body.flag("cache_prompt").unwrap_or(true);
+    Ok(())
+}
+
+/// A form that must be complete, or a call, cannot be made to go on.
+pub fn check_endings(work: &Work, has_tools: bool) -> Result<(), ApiError> {
+    let field = match (work.ignore_end, work.min_tokens) {
+        (true, _) => "ignore_eos",
+        (false, 1..) => "min_tokens",
+        (false, 0) => return Ok(()),
+    };
+    if has_tools || work.form != Form::Free {
+        return Err(ApiError::unsupported(
+            field,
+            format!("'{field}' together with tools or a form of the answer is not supported"),
+        ));
+    }
+    Ok(())
+}
+
 /// The first of the named limits that is there.
 pub fn max_tokens(body: Body<'_>, names: &[&str]) -> Option<u32> {
     names.iter().find_map(|name| body.count(name))
@@ -148,7 +183,7 @@ pub fn max_tokens(body: Body<'_>, names: &[&str]) -> Option<u32> {
 
 /// A field for a limit of output tokens.
 pub const fn limit_field(name: &'static str, note: &'static str) -> Field {
-    Field::optional(name, COUNT, note)
+    Field::optional(name, Kind::Integer { min: -1, max: u32::MAX as i64 }, note)
 }
 
 #[cfg(test)]

@@ -75,6 +75,10 @@ pub enum Form {
     JsonSchema(Value),
     /// Text that this grammar allows.
     Grammar(String),
+    /// Text that this regular expression matches as a whole.
+    Regex(String),
+    /// One of these texts.
+    Choice(Vec<String>),
 }
 
 /// A generation.
@@ -90,6 +94,12 @@ pub struct Work {
     pub seed: Option<u64>,
     /// Strings that end the text.
     pub stops: Vec<String>,
+    /// Token ids that end the text besides the model's own.
+    pub stop_ids: Vec<u32>,
+    /// Tokens before which the model may not end its turn.
+    pub min_tokens: u32,
+    /// Whether the model may not end its turn at all.
+    pub ignore_end: bool,
     /// Answers wanted.
     pub choices: u32,
     /// Alternatives to report with each token.
@@ -109,6 +119,9 @@ impl Work {
             sampling: SamplingParams::default(),
             seed: None,
             stops: Vec::new(),
+            stop_ids: Vec::new(),
+            min_tokens: 0,
+            ignore_end: false,
             choices: 1,
             logprobs: None,
             form: Form::Free,

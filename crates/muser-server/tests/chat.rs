@@ -370,6 +370,67 @@ async fn the_interface_describes_itself() {
     server.stop().await;
 }
 
+/// A call although no tools were offered is shown: nobody could answer it, and nothing that was said is lost.
+#[tokio::test]
+async fn a_call_that_nobody_offered_is_text() {
+    let output =
+        format!(" to=self<|message|>Hm.<|eom|><|start|>assistant to=get_weather<|message|>{CALL}<|eot|>");
+    let server = Running::saying(&output).await;
+    let choice = post(server.address, CHAT, &hello()).await.json()["choices"][0].clone();
+    assert_eq!(choice["finish_reason"], "stop", "{choice}");
+    assert!(choice["message"].get("tool_calls").is_none());
+    assert_eq!(choice["message"]["content"], "get_weather({\"city\":\"Paris\",\"days\":2})", "{choice}");
+    let stream = post(server.address, CHAT, &streamed(hello())).await;
+    assert_eq!(stream.deltas("content"), choice["message"]["content"].as_str().expect("text"));
+    let mut messages = hello();
+    messages["max_tokens"] = 100.into();
+    let message = post(server.address, "/v1/messages", &messages).await.json();
+    assert_eq!(
+        (&message["stop_reason"], &message["content"][1]["type"]),
+        (&json!("end_turn"), &json!("text"))
+    );
+    server.stop().await;
+}
+
+/// Images are refused on every route, in words that say why and where, and no address is ever fetched.
+#[tokio::test]
+async fn images_are_refused_on_every_route() {
+    let server = Running::saying(REASONED).await;
+    let url = "http://127.0.0.1:9/secret.png";
+    let user = |content: Value| json!([{"role": "user", "content": content}]);
+    let image_url = json!([{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": url}}]);
+    let block = json!([{"type": "image", "source": {"type": "url", "url": url}}]);
+    let result = json!([{"type": "tool_result", "tool_use_id": "t", "content": block}]);
+    let cases = [
+        (CHAT, json!({"messages": user(image_url.clone())}), "messages[0].content[1]"),
+        ("/apply-template", json!({"messages": user(image_url)}), "messages[0].content[1]"),
+        (
+            "/v1/responses",
+            json!({"input": user(json!([{"type": "input_image", "image_url": url}]))}),
+            "content[0]",
+        ),
+        ("/v1/messages", json!({"max_tokens": 5, "messages": user(block)}), "messages[0].content[0]"),
+        ("/v1/messages", json!({"max_tokens": 5, "messages": user(result)}), "messages[0].content[0]"),
+        (
+            "/api/chat",
+            json!({"messages": [{"role": "user", "content": "a", "images": ["AAAA"]}]}),
+            "messages[0].images",
+        ),
+        ("/api/generate", json!({"prompt": "a", "images": ["AAAA"]}), "images"),
+        ("/completion", json!({"prompt": "a", "image_data": [{"data": "AAAA"}]}), "image_data"),
+    ];
+    for (path, body, place) in cases {
+        let answer = post(server.address, path, &body).await;
+        assert_eq!(answer.status, 400, "{path}: {}", answer.text());
+        let text = answer.text();
+        assert!(
+            text.contains(place) && text.contains("supported") && text.contains("loaded model"),
+            "{path}: {text}"
+        );
+    }
+    server.stop().await;
+}
+
 /// J3: many tools.
 #[tokio::test]
 async fn sixty_tools_of_two_kilobytes() {

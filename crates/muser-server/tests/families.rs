@@ -176,6 +176,17 @@ async fn ollama() {
     let generated =
         post(server.address, "/api/generate", &json!({"prompt": "a", "stream": false})).await.json();
     assert!(generated["response"].is_string());
+    for (path, body) in
+        [("/api/chat", json!({"model": "x"})), ("/api/generate", json!({"model": "x", "keep_alive": 0}))]
+    {
+        let loaded = post(server.address, path, &body).await.json();
+        assert_eq!((&loaded["done"], &loaded["done_reason"]), (&json!(true), &json!("load")), "{path}");
+    }
+    for path in ["/api/tags", "/api/ps"] {
+        let digest = get(server.address, path).await.json()["models"][0]["digest"].clone();
+        assert!(digest.as_str().is_some_and(|digest| digest.len() == 64), "clients cut it: {digest}");
+    }
+    assert!(get(server.address, "/api/version").await.json()["version"].is_string());
     let fault = post(server.address, "/api/chat", &json!({"messages": [{"role": "x"}]})).await;
     assert!(fault.status == 400 && fault.json()["error"].is_string());
     server.stop().await;
@@ -202,6 +213,14 @@ async fn llama_server() {
     let pieces =
         post(server.address, "/tokenize", &json!({"content": text, "with_pieces": true})).await.json();
     assert!(pieces["tokens"][0]["piece"].is_string());
+    let counted = post(server.address, "/tokenize", &json!({"prompt": text})).await.json();
+    let bare =
+        post(server.address, "/tokenize", &json!({"prompt": text, "add_special_tokens": false})).await.json();
+    assert_eq!(bare["tokens"], tokens);
+    assert_eq!(counted["count"].as_u64(), bare["count"].as_u64().map(|count| count + 1));
+    let turns = json!({"messages": [{"role": "user", "content": "Hi"}]});
+    assert!(post(server.address, "/tokenize", &turns).await.json()["count"].as_u64() > Some(3));
+    assert_eq!(post(server.address, "/tokenize", &json!({})).await.status, 400);
     let applied =
         post(server.address, "/apply-template", &json!({"messages": [{"role": "user", "content": "Hi"}]}))
             .await;
@@ -220,6 +239,26 @@ async fn models() {
     assert_eq!(list["data"][0]["id"], support::MODEL);
     assert_eq!(list["data"][0]["context_length"], support::CONTEXT);
     assert_eq!(get(server.address, "/v1/models/muse-tiny").await.status, 200);
+    assert_eq!(get(server.address, "/v1/models/muse-tiny:latest").await.status, 200);
     assert_eq!(get(server.address, "/v1/models/other/name").await.status, 404);
+    server.stop().await;
+}
+
+/// Paths without the version, as clients of llama-server and vLLM have them.
+#[tokio::test]
+async fn other_paths_of_the_same() {
+    let server = Running::saying(REASONED).await;
+    for (path, same_as) in muser_server::routes::ALIASES {
+        let body = json!({"messages": [{"role": "user", "content": "a"}], "prompt": "a", "input": "a", "max_tokens": 3});
+        let method = if ["/models", "/v1/health", "/version"].contains(path) { "GET" } else { "POST" };
+        let ask = async |path: &str| {
+            let answer =
+                support::request(server.address, method, path, "", body.to_string().as_bytes()).await;
+            let keys: Vec<String> = answer.json().as_object().expect("object").keys().cloned().collect();
+            (answer.status, keys)
+        };
+        let (status, keys) = ask(path).await;
+        assert_eq!((status, keys), ask(same_as).await, "{path}");
+    }
     server.stop().await;
 }

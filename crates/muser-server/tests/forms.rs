@@ -105,6 +105,50 @@ async fn the_other_forms() {
             post(server.address, "/v1/completions", &body).await.json()["choices"][0]["text"].clone();
         assert!(["red", "green"].contains(&content.as_str().expect("text")), "{content}");
     }
+    for more in [
+        json!({"guided_choice": ["red", "green"]}),
+        json!({"guided_regex": "red|green"}),
+        json!({"structured_outputs": {"choice": ["red", "green"]}}),
+        json!({"json_schema": {"enum": ["red", "green"]}}),
+    ] {
+        let mut body = chat("Which colour?", more.clone());
+        body["reasoning_effort"] = "none".into();
+        let answer = post(server.address, CHAT, &body).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        let content = answer.json()["choices"][0]["message"]["content"].as_str().expect("text").to_owned();
+        assert!(["red", "green"].contains(&content.trim_matches('"')), "{more}: {content}");
+    }
+    server.stop().await;
+}
+
+/// What benchmark tools ask for: exactly as many tokens as the limit says, whatever the model would do.
+#[tokio::test]
+async fn an_answer_can_be_made_to_go_on() {
+    let server = serve().await;
+    let ends_at = async |more: Value| {
+        let mut body =
+            chat("Hello!", json!({"temperature": 0, "reasoning_effort": "none", "max_tokens": 200}));
+        more.as_object().into_iter().flatten().for_each(|(key, value)| body[key] = value.clone());
+        let answer = post(server.address, CHAT, &body).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        let object = answer.json();
+        (object["usage"]["completion_tokens"].as_u64(), object["choices"][0]["finish_reason"].clone())
+    };
+    let (natural, finish) = ends_at(json!({})).await;
+    let natural = natural.expect("a count");
+    assert!(natural < 150 && finish == "stop", "{natural} tokens, {finish}");
+    assert_eq!(ends_at(json!({"ignore_eos": true})).await, (Some(200), json!("length")));
+    let (longer, _) = ends_at(json!({"min_tokens": natural + 10})).await;
+    assert!(longer >= Some(natural + 10), "{longer:?} after {natural}");
+    let first = post(server.address, "/tokenize", &json!({"content": "Once upon a"})).await.json()["tokens"]
+        [2]
+    .clone();
+    let body = json!({"prompt": "Once upon", "temperature": 0, "max_tokens": 20, "stop_token_ids": [first]});
+    let stopped = post(server.address, "/v1/completions", &body).await.json();
+    if stopped["choices"][0]["finish_reason"] == "stop" {
+        let text = stopped["choices"][0]["text"].as_str().expect("text");
+        assert!(!text.contains(" a"), "the id that ends the text is not part of it: {text}");
+    }
     server.stop().await;
 }
 

@@ -102,8 +102,12 @@ async fn pages_of_other_origins_may_not_call() {
     let answer = request(server.address, "POST", "/v1/chat/completions", headers, body.as_bytes()).await;
     assert_eq!(answer.status, 200);
     assert_eq!(answer.header("access-control-allow-origin"), Some("https://ui.example"));
-    let headers = "origin: https://ui.example\r\naccess-control-request-method: POST\r\n";
-    assert_eq!(request(server.address, "OPTIONS", "/v1/chat/completions", headers, b"").await.status, 200);
+    let headers = "origin: https://ui.example\r\naccess-control-request-method: POST\r\n\
+                   access-control-request-headers: authorization,content-type\r\n";
+    let answer = request(server.address, "OPTIONS", "/v1/chat/completions", headers, b"").await;
+    assert_eq!(answer.status, 200);
+    // A wildcard would not cover the header with the key.
+    assert_eq!(answer.header("access-control-allow-headers"), Some("authorization,content-type"));
     server.stop().await;
 }
 

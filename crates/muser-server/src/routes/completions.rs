@@ -10,6 +10,7 @@ use futures_util::{Stream, StreamExt as _, stream};
 use serde_json::{Map, Value, json};
 
 use super::chat::answer::finite;
+use super::chat::request::SHARED_FIELDS;
 use super::models::check_name;
 use crate::answer::{Answer, Outcome, Piece, TokenLogprob, Update, Usage};
 use crate::app::{SharedApp, unix_seconds};
@@ -17,7 +18,7 @@ use crate::error::{ApiError, Dialect};
 use crate::exchange::read_body;
 use crate::fields::{Body, COUNT, Field, Kind, whole};
 use crate::generation::Generation;
-use crate::params::{self, SAMPLING_FIELDS, concat, limit_field};
+use crate::params::{self, concat, limit_field};
 use crate::sse::{self, Event};
 use crate::work::{Prompt, Work};
 
@@ -38,7 +39,7 @@ const OWN: &[Field] = &[
         Kind::Text,
         "any name means the loaded model, unless the server is told to be strict",
     ),
-    limit_field("max_tokens", "default 16; 0: only read the prompt"),
+    limit_field("max_tokens", "default 16; 0: only read the prompt; -1: no limit"),
     limit_field("max_completion_tokens", "the same"),
     Field::optional("n", Kind::Integer { min: 1, max: 16 }, "default 1"),
     Field::optional("best_of", Kind::Integer { min: 1, max: 16 }, "only the same as n"),
@@ -51,13 +52,12 @@ const OWN: &[Field] = &[
     Field::optional("stream", Kind::Bool, ""),
     Field::optional("stream_options", Kind::Object(STREAM_OPTIONS), ""),
     Field::optional("response_format", Kind::Object(super::chat::request::RESPONSE_FORMAT), ""),
-    Field::optional("grammar", Kind::Text, "Lark, or GBNF (told by `::=`)"),
     Field::ignored("user", "not kept"),
     Field::ignored("metadata", "not kept"),
     Field::refused("suffix", "the model was not trained to fill gaps"),
 ];
 
-const FIELD_TABLE: [Field; OWN.len() + SAMPLING_FIELDS.len()] = concat(OWN, SAMPLING_FIELDS);
+const FIELD_TABLE: [Field; OWN.len() + SHARED_FIELDS.len()] = concat(OWN, SHARED_FIELDS);
 /// The fields.
 pub const FIELDS: &[Field] = &FIELD_TABLE;
 
@@ -145,16 +145,17 @@ fn work(body: Body<'_>) -> Result<Work, ApiError> {
     let mut work = Work::new(Prompt::Tokens(Vec::new()));
     work.sampling = params::sampling(body)?;
     work.seed = params::seed(body);
-    work.stops = params::stops(body, "stop")?;
-    let limit = params::max_tokens(body, &["max_completion_tokens", "max_tokens"]);
-    work.max_tokens = Some(limit.unwrap_or(DEFAULT_MAX_TOKENS));
+    params::endings(body, &mut work)?;
+    let names = ["max_completion_tokens", "max_tokens"];
+    let named = names.iter().any(|name| body.get(name).is_some());
+    work.max_tokens = if named { params::max_tokens(body, &names) } else { Some(DEFAULT_MAX_TOKENS) };
     work.choices = body.count("n").unwrap_or(1);
     if body.count("best_of").is_some_and(|best_of| best_of != work.choices) {
         return Err(ApiError::unsupported("best_of", "'best_of' other than 'n' is not supported"));
     }
     work.logprobs = body.count("logprobs").map(|top| top as u8);
     work.form = super::chat::request::form(body)?;
-    work.use_cache = body.flag("cache_prompt").unwrap_or(true);
+    params::check_endings(&work, false)?;
     Ok(work)
 }
 

@@ -14,7 +14,7 @@ use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use serde_json::{Value, json};
 
 use super::models::check_name;
-use crate::app::SharedApp;
+use crate::app::{Loaded, SharedApp};
 use crate::error::{ApiError, Dialect};
 use crate::exchange::read_body;
 use crate::fields::{Body, COUNT, Field, Kind};
@@ -57,31 +57,37 @@ async fn run(app: &SharedApp, request: Request) -> Result<Response, ApiError> {
     let body = Body(&body);
     check_name(app, &loaded, body.text("model"))?;
     let base64 = body.text("encoding_format") == Some("base64");
-    let inputs = inputs(body.get("input"))?;
-    let work = inputs.into_iter().enumerate().map(|(index, text)| {
-        let loaded = Arc::clone(&loaded);
-        async move {
-            let (vector, tokens) = embed(&loaded, text).await.map_err(|mut fault| {
-                if fault.status.is_client_error() && fault.param.is_some() {
-                    fault.param = Some(format!("input[{index}]"));
-                }
-                fault
-            })?;
-            Ok::<_, ApiError>((
-                json!({"object": "embedding", "index": index, "embedding": encode(&vector, base64)}),
-                tokens,
-            ))
-        }
-    });
-    let found: Vec<(Value, usize)> = stream::iter(work).buffered(AT_ONCE).try_collect().await?;
-    let tokens: usize = found.iter().map(|(_, tokens)| tokens).sum();
-    let data: Vec<Value> = found.into_iter().map(|(object, _)| object).collect();
+    let (vectors, tokens) = vectors(&loaded, inputs(body.get("input"))?).await?;
+    let object = |(index, vector): (usize, &Vec<f32>)| json!({"object": "embedding", "index": index, "embedding": encode(vector, base64)});
+    let data: Vec<Value> = vectors.iter().enumerate().map(object).collect();
     let usage = json!({"prompt_tokens": tokens, "total_tokens": tokens});
     Ok(Json(json!({"object": "list", "data": data, "model": loaded.facts.name, "usage": usage}))
         .into_response())
 }
 
-fn inputs(value: Option<&Value>) -> Result<Vec<String>, ApiError> {
+/// The vectors of some texts, in their order, and the number of their tokens.
+pub(super) async fn vectors(
+    loaded: &Arc<Loaded>,
+    inputs: Vec<String>,
+) -> Result<(Vec<Vec<f32>>, usize), ApiError> {
+    let work = inputs.into_iter().enumerate().map(|(index, text)| {
+        let loaded = Arc::clone(loaded);
+        async move {
+            embed(&loaded, text).await.map_err(|mut fault| {
+                if fault.status.is_client_error() && fault.param.is_some() {
+                    fault.param = Some(format!("input[{index}]"));
+                }
+                fault
+            })
+        }
+    });
+    let found: Vec<(Vec<f32>, usize)> = stream::iter(work).buffered(AT_ONCE).try_collect().await?;
+    let tokens = found.iter().map(|(_, tokens)| tokens).sum();
+    Ok((found.into_iter().map(|(vector, _)| vector).collect(), tokens))
+}
+
+/// The texts of an `input`.
+pub(super) fn inputs(value: Option<&Value>) -> Result<Vec<String>, ApiError> {
     let tokens = || {
         ApiError::unsupported(
             "input",

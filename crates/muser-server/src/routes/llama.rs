@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::chat::answer::finite;
 use crate::answer::{Answer, Finish, Outcome, Piece, TokenLogprob, Update};
-use crate::app::SharedApp;
+use crate::app::{Loaded, SharedApp};
 use crate::error::{ApiError, Dialect};
 use crate::exchange::read_body;
 use crate::fields::{Body, COUNT, Field, INTEGER, Kind, whole};
@@ -47,7 +47,19 @@ pub const COMPLETION_FIELDS: &[Field] = &COMPLETION_TABLE;
 
 /// The fields of `/tokenize`.
 pub const TOKENIZE_FIELDS: &[Field] = &[
-    Field::required("content", Kind::Text, ""),
+    Field::optional("content", Kind::Text, "the text; this, prompt or messages is needed"),
+    Field::optional(
+        "prompt",
+        Kind::Text,
+        "the text, in vLLM's shape: the answer has a count, and the token that begins a text",
+    ),
+    Field::optional(
+        "messages",
+        Kind::List(&Kind::Any),
+        "a conversation through the template, in vLLM's shape",
+    ),
+    Field::optional("tools", Kind::List(&Kind::Any), "with messages"),
+    Field::optional("add_special_tokens", Kind::Bool, "with prompt; default true"),
     Field::optional("add_special", Kind::Bool, "default false: without the token that begins a text"),
     Field::optional("parse_special", Kind::Bool, "default true: markers become control tokens"),
     Field::optional("with_pieces", Kind::Bool, "the text of each token too"),
@@ -73,6 +85,9 @@ pub async fn tokenize(State(app): State<SharedApp>, request: Request) -> Respons
 async fn run_tokenize(app: &SharedApp, request: Request) -> Result<Response, ApiError> {
     let loaded = Arc::clone(app.loaded()?);
     let body = read_body(request, &app.config.limits, TOKENIZE_FIELDS).await?;
+    if body.get("content").is_none_or(Value::is_null) {
+        return count_tokens(&loaded, Body(&body)).await;
+    }
     let answer = tokio::task::spawn_blocking(move || {
         let body = Body(&body);
         let content = body.text("content").unwrap_or_default();
@@ -101,6 +116,31 @@ async fn run_tokenize(app: &SharedApp, request: Request) -> Result<Response, Api
     Ok(Json(answer).into_response())
 }
 
+/// vLLM's shape of `/tokenize`.
+async fn count_tokens(loaded: &Arc<Loaded>, body: Body<'_>) -> Result<Response, ApiError> {
+    let ids = if let Some(text) = body.text("prompt") {
+        let (text, whole) = (text.to_owned(), body.flag("add_special_tokens").unwrap_or(true));
+        let loaded = Arc::clone(loaded);
+        let cut = move || {
+            let mut ids = loaded.text.tokenizer().encode(&text, Specials::Plain);
+            if whole {
+                loaded.text.tokenizer().ensure_bos(&mut ids);
+            }
+            Ok(ids)
+        };
+        tokio::task::spawn_blocking(cut).await
+    } else if body.get("messages").is_some() {
+        let prompt = Prompt::Chat(super::chat::request::read_conversation(body)?);
+        let loaded = Arc::clone(loaded);
+        tokio::task::spawn_blocking(move || loaded.text.prompt_ids(&prompt)).await
+    } else {
+        return Err(ApiError::field("content", "One of 'content', 'prompt' and 'messages' is needed"));
+    };
+    let ids = ids.map_err(|_| ApiError::internal("The tokenizer failed"))??;
+    Ok(Json(json!({"count": ids.len(), "max_model_len": loaded.facts.context_tokens, "tokens": ids}))
+        .into_response())
+}
+
 /// `POST /detokenize`.
 pub async fn detokenize(State(app): State<SharedApp>, request: Request) -> Response {
     Dialect::OpenAi.answer(run_detokenize(&app, request).await)
@@ -118,7 +158,9 @@ async fn run_detokenize(app: &SharedApp, request: Request) -> Result<Response, A
             format!("Token id {} is outside the model's vocabulary of {vocabulary}", ids[index]),
         ));
     }
-    Ok(Json(json!({"content": loaded.text.tokenizer().decode(&ids, Markers::Show)})).into_response())
+    let text = loaded.text.tokenizer().decode(&ids, Markers::Show);
+    // The one name is llama-server's, the other vLLM's.
+    Ok(Json(json!({"content": text, "prompt": text})).into_response())
 }
 
 /// `POST /apply-template`.
@@ -215,11 +257,10 @@ fn work(body: Body<'_>) -> Result<Work, ApiError> {
     let mut work = Work::new(prompt(body)?);
     work.sampling = params::sampling(body)?;
     work.seed = params::seed(body);
-    work.stops = params::stops(body, "stop")?;
+    params::endings(body, &mut work)?;
     // Negative: no limit.
     work.max_tokens = body.count("n_predict").or_else(|| body.count("max_tokens"));
     work.logprobs = body.count("n_probs").filter(|top| *top > 0).map(|top| top as u8);
-    work.use_cache = body.flag("cache_prompt").unwrap_or(true);
     work.form = match (body.get("json_schema"), body.text("grammar").filter(|grammar| !grammar.is_empty())) {
         (Some(schema), None) => Form::JsonSchema(schema.clone()),
         (None, Some(grammar)) => Form::Grammar(grammar.to_owned()),
@@ -228,6 +269,7 @@ fn work(body: Body<'_>) -> Result<Work, ApiError> {
             return Err(ApiError::field("grammar", "'grammar' and 'json_schema' exclude each other"));
         }
     };
+    params::check_endings(&work, false)?;
     Ok(work)
 }
 

@@ -9,7 +9,7 @@ use axum::middleware::from_fn_with_state;
 use axum::response::Response;
 use axum::routing::{get, post};
 use tower_http::catch_panic::CatchPanicLayer;
-use tower_http::cors::{AllowOrigin, Any, CorsLayer};
+use tower_http::cors::{AllowHeaders, AllowOrigin, Any, CorsLayer};
 
 use crate::app::SharedApp;
 use crate::auth;
@@ -179,6 +179,22 @@ pub const ROUTES: &[Route] = &[
     },
     Route {
         method: "POST",
+        path: "/api/embed",
+        family: "Ollama",
+        summary: "The vectors of one or several texts.",
+        fields: ollama::request::EMBED_FIELDS,
+        answers: JSON,
+    },
+    Route {
+        method: "POST",
+        path: "/api/embeddings",
+        family: "Ollama",
+        summary: "The vector of one text, in the older shape.",
+        fields: ollama::request::EMBEDDINGS_FIELDS,
+        answers: JSON,
+    },
+    Route {
+        method: "POST",
         path: "/api/show",
         family: "Ollama",
         summary: "Facts about the model.",
@@ -243,9 +259,27 @@ pub const ROUTES: &[Route] = &[
     },
 ];
 
+/// Other paths of some routes: clients of llama-server and vLLM leave the version out, or put it where there is none.
+pub const ALIASES: &[(&str, &str)] = &[
+    ("/chat/completions", "/v1/chat/completions"),
+    ("/completions", "/completion"),
+    ("/responses", "/v1/responses"),
+    ("/embeddings", "/v1/embeddings"),
+    ("/models", "/v1/models"),
+    ("/v1/health", "/health"),
+    ("/version", "/api/version"),
+];
+
 /// The service behind every connection.
 pub fn router(app: &SharedApp) -> Router {
     let router = Router::new()
+        .route("/chat/completions", post(chat::completions))
+        .route("/completions", post(llama::completion))
+        .route("/responses", post(responses::responses))
+        .route("/embeddings", post(embeddings::embeddings))
+        .route("/models", get(models::list))
+        .route("/v1/health", get(status::health))
+        .route("/version", get(ollama::version))
         .route("/", get(page::html))
         .route("/page.css", get(page::css))
         .route("/page.js", get(page::js))
@@ -272,6 +306,8 @@ pub fn router(app: &SharedApp) -> Router {
         .route("/infill", post(llama::infill))
         .route("/api/chat", post(ollama::chat))
         .route("/api/generate", post(ollama::generate))
+        .route("/api/embed", post(ollama::embed))
+        .route("/api/embeddings", post(ollama::embeddings))
         .route("/api/show", post(ollama::show))
         .route("/api/tags", get(ollama::tags))
         .route("/api/ps", get(ollama::running))
@@ -299,7 +335,13 @@ fn cors(origins: &[String]) -> Option<CorsLayer> {
     } else {
         AllowOrigin::list(origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok()))
     };
-    Some(CorsLayer::new().allow_origin(allowed).allow_methods(Any).allow_headers(Any))
+    // A wildcard for headers does not cover the one with the key, so what is asked for is named.
+    Some(
+        CorsLayer::new()
+            .allow_origin(allowed)
+            .allow_methods(Any)
+            .allow_headers(AllowHeaders::mirror_request()),
+    )
 }
 
 async fn no_route(request: Request) -> Response {

@@ -5,26 +5,32 @@ use axum::extract::{Path, State};
 use axum::response::{IntoResponse as _, Response};
 use serde_json::{Value, json};
 
+use super::ollama::answer::rfc3339;
 use crate::app::{Loaded, SharedApp};
 use crate::error::{ApiError, Dialect};
 
 /// `GET /v1/models`.
 pub async fn list(State(app): State<SharedApp>) -> Response {
-    let outcome =
-        app.loaded().map(|loaded| Json(json!({"object": "list", "data": [entry(loaded)]})).into_response());
+    let outcome = app.loaded().map(|loaded| Json(list_of(loaded)).into_response());
     Dialect::OpenAi.answer(outcome)
 }
 
 /// `GET /v1/models/{name}`; names may hold slashes.
 pub async fn one(State(app): State<SharedApp>, Path(name): Path<String>) -> Response {
     let outcome = app.loaded().and_then(|loaded| {
-        if name == loaded.facts.name {
+        if means(&name, &loaded.facts.name) {
             Ok(Json(entry(loaded)).into_response())
         } else {
             Err(ApiError::no_model(&name, &loaded.facts.name))
         }
     });
     Dialect::OpenAi.answer(outcome)
+}
+
+/// The list, with what Anthropic's clients look for beside what OpenAI's do.
+fn list_of(loaded: &Loaded) -> Value {
+    let name = &loaded.facts.name;
+    json!({"object": "list", "data": [entry(loaded)], "has_more": false, "first_id": name, "last_id": name})
 }
 
 fn entry(loaded: &Loaded) -> Value {
@@ -34,6 +40,9 @@ fn entry(loaded: &Loaded) -> Value {
         "object": "model",
         "created": loaded.created,
         "owned_by": "muser",
+        "type": "model",
+        "display_name": facts.name,
+        "created_at": rfc3339(loaded.created),
         // Agents look for the context length under one of these names.
         "max_model_len": facts.context_tokens,
         "context_length": facts.context_tokens,
@@ -49,11 +58,18 @@ fn entry(loaded: &Loaded) -> Value {
     })
 }
 
+/// Ollama's clients put a tag behind a name that has none.
+fn means(name: &str, loaded: &str) -> bool {
+    name == loaded || name.strip_suffix(":latest") == Some(loaded)
+}
+
 /// Refuses a request for another model, if the operator wants that; by default any name means the loaded model,
 /// because clients come with names of their own.
 pub fn check_name(app: &SharedApp, loaded: &Loaded, name: Option<&str>) -> Result<(), ApiError> {
     match name {
-        Some(name) if app.config.strict_model_name && !name.is_empty() && name != loaded.facts.name => {
+        Some(name)
+            if app.config.strict_model_name && !name.is_empty() && !means(name, &loaded.facts.name) =>
+        {
             Err(ApiError::no_model(name, &loaded.facts.name))
         }
         _ => Ok(()),

@@ -17,7 +17,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "PORT", default_value_t = 8080)]
     pub port: u16,
     /// File of keys, one a line; every route but /health and the page's own files then needs one of them
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, alias = "api-key-file", value_name = "FILE")]
     pub key_file: Option<PathBuf>,
     /// Certificate chain (PEM); needs --tls-key
     #[arg(long, value_name = "FILE", requires = "tls_key")]
@@ -32,7 +32,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "ORIGIN")]
     pub cors_origin: Vec<String>,
     /// Name of the model in answers; default: from the file
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, aliases = ["alias", "served-model-name"], value_name = "NAME")]
     pub name: Option<String>,
     /// Answer 404 to requests for another model name, instead of taking any name
     #[arg(long)]

@@ -27,6 +27,38 @@ pub const RESPONSE_FORMAT: &[Field] = &[
     Field::optional("schema", Kind::Map, "the schema in llama-server's place"),
 ];
 
+const STRUCTURED_OUTPUTS: &[Field] = &[
+    Field::optional("json", Kind::Either(&[Kind::Map, Kind::Text]), "a JSON schema"),
+    Field::optional("regex", Kind::Text, "a regular expression for the whole answer"),
+    Field::optional("choice", Kind::List(&Kind::Text), "the answer is one of these"),
+    Field::optional("grammar", Kind::Text, "Lark, or GBNF (told by `::=`)"),
+    Field::optional("json_object", Kind::Bool, "any JSON object"),
+    Field::refused("structural_tag", "use tools"),
+];
+
+/// The other spellings of a form of the answer: llama-server's and vLLM's.
+pub const FORM_FIELDS: &[Field] = &[
+    Field::optional("grammar", Kind::Text, "for the answer: Lark, or GBNF (told by `::=`)"),
+    Field::optional("json_schema", Kind::Map, "a JSON schema, in llama-server's place"),
+    Field::optional("guided_json", Kind::Either(&[Kind::Map, Kind::Text]), "a JSON schema, in vLLM's place"),
+    Field::optional("guided_regex", Kind::Text, "a regular expression for the whole answer"),
+    Field::optional("guided_choice", Kind::List(&Kind::Text), "the answer is one of these"),
+    Field::optional("guided_grammar", Kind::Text, "as grammar"),
+    Field::optional(
+        "structured_outputs",
+        Kind::Object(STRUCTURED_OUTPUTS),
+        "the same, in vLLM's newer place",
+    ),
+];
+
+/// What vLLM takes and is not to be had here; ignoring it would give another answer than the one asked for.
+pub const ABSENT_FIELDS: &[Field] = &[
+    Field::refused("use_beam_search", "answers are sampled"),
+    Field::refused("prompt_logprobs", "log-probabilities are given for the answer only"),
+    Field::refused("include_stop_str_in_output", "the text ends before a stop string"),
+    Field::refused("truncate_prompt_tokens", "a prompt that does not fit is a 400"),
+];
+
 /// The reasoning strengths of the API.
 pub const EFFORTS: Kind = Kind::OneOf(&["none", "minimal", "low", "medium", "high", "xhigh"]);
 
@@ -43,7 +75,7 @@ const OWN: &[Field] = &[
     ),
     Field::optional("stream", Kind::Bool, ""),
     Field::optional("stream_options", Kind::Object(STREAM_OPTIONS), ""),
-    limit_field("max_completion_tokens", "reasoning included; 0: only read the prompt"),
+    limit_field("max_completion_tokens", "reasoning included; 0: only read the prompt; -1: no limit"),
     limit_field("max_tokens", "the same, in the older spelling"),
     Field::optional("n", Kind::Integer { min: 1, max: 16 }, "default 1; choices share the prompt"),
     Field::optional("logprobs", Kind::Bool, "log-probabilities of the answer's tokens"),
@@ -53,7 +85,6 @@ const OWN: &[Field] = &[
         Kind::Object(RESPONSE_FORMAT),
         "holds for the answer, not for reasoning",
     ),
-    Field::optional("grammar", Kind::Text, "for the answer: Lark, or GBNF (told by `::=`)"),
     Field::optional("tools", Kind::List(&Kind::Any), "type function only"),
     Field::optional(
         "tool_choice",
@@ -83,11 +114,18 @@ const OWN: &[Field] = &[
     Field::ignored("timings_per_token", "timings come at the end"),
     Field::refused("functions", "use tools"),
     Field::refused("function_call", "use tool_choice"),
+    Field::refused("continue_final_message", "a turn is written from its beginning"),
+    Field::refused("echo", "the messages are not repeated"),
     Field::refused("audio", "there is no audio output"),
     Field::refused("web_search_options", "there is no web search"),
 ];
 
-const FIELD_TABLE: [Field; OWN.len() + SAMPLING_FIELDS.len()] = concat(OWN, SAMPLING_FIELDS);
+/// What chat and text completions share: form, sampling, and what is not to be had.
+const COMMON: [Field; FORM_FIELDS.len() + ABSENT_FIELDS.len()] = concat(FORM_FIELDS, ABSENT_FIELDS);
+/// The fields that chat and text completions share.
+pub const SHARED_FIELDS: &[Field] = &SHARED;
+const SHARED: [Field; COMMON.len() + SAMPLING_FIELDS.len()] = concat(&COMMON, SAMPLING_FIELDS);
+const FIELD_TABLE: [Field; OWN.len() + SHARED.len()] = concat(OWN, SHARED_FIELDS);
 /// The fields.
 pub const FIELDS: &[Field] = &FIELD_TABLE;
 
@@ -110,7 +148,7 @@ pub fn parse(body: &Map<String, Value>) -> Result<ChatRequest, ApiError> {
     let mut work = Work::new(Prompt::Chat(read_conversation(body)?));
     work.sampling = params::sampling(body)?;
     work.seed = params::seed(body);
-    work.stops = params::stops(body, "stop")?;
+    params::endings(body, &mut work)?;
     work.max_tokens = params::max_tokens(body, &["max_completion_tokens", "max_tokens"]);
     work.choices = body.count("n").unwrap_or(1);
     work.logprobs = match (body.flag("logprobs").unwrap_or(false), body.count("top_logprobs")) {
@@ -121,7 +159,7 @@ pub fn parse(body: &Map<String, Value>) -> Result<ChatRequest, ApiError> {
         }
     };
     work.form = form(body)?;
-    work.use_cache = body.flag("cache_prompt").unwrap_or(true);
+    params::check_endings(&work, body.list("tools").is_some_and(|tools| !tools.is_empty()))?;
     let include_usage = body.object("stream_options").and_then(|options| options.flag("include_usage"));
     Ok(ChatRequest {
         work,
@@ -154,34 +192,76 @@ pub fn read_conversation(body: Body<'_>) -> Result<Conversation, ApiError> {
     Ok(found)
 }
 
-/// The form that `response_format` or `grammar` asks for.
+/// The form that `response_format` or one of its other spellings asks for; two of them are one too many.
 pub fn form(body: Body<'_>) -> Result<Form, ApiError> {
-    let grammar = body.text("grammar").filter(|grammar| !grammar.trim().is_empty());
+    let mut found: Vec<(String, Form)> = Vec::new();
+    let format = response_format(body)?;
+    if format != Form::Free {
+        found.push(("response_format".into(), format));
+    }
+    let structured = body.object("structured_outputs");
+    for (place, path, names) in [
+        (Some(body), "", ["json_schema", "", "", "grammar"]),
+        (Some(body), "", ["guided_json", "guided_regex", "guided_choice", "guided_grammar"]),
+        (structured, "structured_outputs.", ["json", "regex", "choice", "grammar"]),
+    ] {
+        let Some(place) = place else { continue };
+        let [schema, regex, choice, grammar] = names;
+        let mut add = |name: &str, form: Form| found.push((format!("{path}{name}"), form));
+        if let Some(value) = place.get(schema) {
+            add(schema, Form::JsonSchema(schema_of(value, &format!("{path}{schema}"))?));
+        }
+        if let Some(pattern) = place.text(regex).filter(|pattern| !pattern.is_empty()) {
+            add(regex, Form::Regex(pattern.to_owned()));
+        }
+        let choices: Vec<String> =
+            place.list(choice).into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect();
+        if !choices.is_empty() {
+            add(choice, Form::Choice(choices));
+        }
+        if let Some(text) = place.text(grammar).filter(|text| !text.trim().is_empty()) {
+            add(grammar, Form::Grammar(text.to_owned()));
+        }
+    }
+    if structured.and_then(|place| place.flag("json_object")) == Some(true) {
+        found.push(("structured_outputs.json_object".into(), Form::JsonObject));
+    }
+    match found.as_slice() {
+        [(first, _), (second, _), ..] => {
+            Err(ApiError::field(second, format!("'{second}' and '{first}' exclude each other")))
+        }
+        _ => Ok(found.pop().map_or(Form::Free, |(_, form)| form)),
+    }
+}
+
+/// A schema, which some clients send as text.
+fn schema_of(value: &Value, field: &str) -> Result<Value, ApiError> {
+    match value {
+        Value::String(text) => serde_json::from_str(text)
+            .map_err(|error| ApiError::field(field, format!("'{field}' is not valid JSON: {error}"))),
+        value => Ok(value.clone()),
+    }
+}
+
+fn response_format(body: Body<'_>) -> Result<Form, ApiError> {
     let format = body.object("response_format");
-    let form = match format.and_then(|format| format.text("type")) {
-        Some("json_object") => match format.and_then(|format| format.get("schema")) {
+    match format.and_then(|format| format.text("type")) {
+        Some("json_object") => Ok(match format.and_then(|format| format.get("schema")) {
             Some(schema) => Form::JsonSchema(schema.clone()),
             None => Form::JsonObject,
-        },
+        }),
         Some("json_schema") => {
             let inner = format.and_then(|format| format.object("json_schema"));
             let schema = inner.and_then(|inner| inner.get("schema"));
             match schema.or_else(|| format.and_then(|format| format.get("schema"))) {
-                Some(schema) => Form::JsonSchema(schema.clone()),
-                None => {
-                    return Err(ApiError::field(
-                        "response_format.json_schema.schema",
-                        "Type json_schema needs a schema in 'response_format.json_schema.schema'",
-                    ));
-                }
+                Some(schema) => Ok(Form::JsonSchema(schema.clone())),
+                None => Err(ApiError::field(
+                    "response_format.json_schema.schema",
+                    "Type json_schema needs a schema in 'response_format.json_schema.schema'",
+                )),
             }
         }
-        _ => Form::Free,
-    };
-    match (form, grammar) {
-        (form, None) => Ok(form),
-        (Form::Free, Some(grammar)) => Ok(Form::Grammar(grammar.to_owned())),
-        (_, Some(_)) => Err(ApiError::field("grammar", "'grammar' and 'response_format' exclude each other")),
+        _ => Ok(Form::Free),
     }
 }
 
@@ -234,7 +314,8 @@ mod tests {
         let body = json!({"max_tokens": 5, "max_completion_tokens": 7});
         assert_eq!(run(body).expect("valid").work.max_tokens, Some(7));
         assert_eq!(run(json!({"max_tokens": 0})).expect("valid").work.max_tokens, Some(0));
-        assert_eq!(run(json!({"max_tokens": -1})), Err(Some("max_tokens".into())));
+        assert_eq!(run(json!({"max_tokens": -1})).expect("valid").work.max_tokens, None);
+        assert_eq!(run(json!({"max_tokens": -2})), Err(Some("max_tokens".into())));
     }
 
     #[test]
@@ -256,5 +337,40 @@ mod tests {
             run(json!({"response_format": {"type": "xml"}})),
             Err(Some("response_format.type".into()))
         );
+    }
+
+    #[test]
+    fn a_form_has_many_spellings_and_one_at_a_time() {
+        let check = |body: Value, expected: Form| {
+            assert_eq!(run(body.clone()).map(|asked| asked.work.form), Ok(expected), "{body}");
+        };
+        let schema = json!({"type": "object"});
+        check(json!({"json_schema": schema}), Form::JsonSchema(schema.clone()));
+        check(json!({"guided_json": schema}), Form::JsonSchema(schema.clone()));
+        check(json!({"guided_json": "{\"type\": \"object\"}"}), Form::JsonSchema(schema.clone()));
+        check(json!({"guided_regex": "[a-c]+", "guided_choice": null}), Form::Regex("[a-c]+".into()));
+        check(json!({"guided_choice": ["a", "b"]}), Form::Choice(vec!["a".into(), "b".into()]));
+        check(json!({"structured_outputs": {"choice": ["a"]}}), Form::Choice(vec!["a".into()]));
+        check(json!({"structured_outputs": {"json_object": true}}), Form::JsonObject);
+        check(json!({"grammar": "", "guided_grammar": "start: \"a\""}), Form::Grammar("start: \"a\"".into()));
+        let two = json!({"guided_regex": "a", "response_format": {"type": "json_object"}});
+        assert_eq!(run(two), Err(Some("guided_regex".into())));
+        assert_eq!(run(json!({"guided_json": "{"})), Err(Some("guided_json".into())));
+    }
+
+    #[test]
+    fn a_turn_can_be_made_to_go_on_only_when_it_is_free() {
+        let work = run(json!({"ignore_eos": true, "min_tokens": 3, "stop_token_ids": [7, 8.0]}))
+            .expect("valid")
+            .work;
+        assert_eq!((work.ignore_end, work.min_tokens, work.stop_ids), (true, 3, vec![7, 8]));
+        let tools = json!([{"type": "function", "function": {"name": "f"}}]);
+        assert_eq!(run(json!({"ignore_eos": true, "tools": tools})), Err(Some("ignore_eos".into())));
+        assert_eq!(run(json!({"min_tokens": 2, "guided_regex": "a"})), Err(Some("min_tokens".into())));
+        for (field, value) in
+            [("use_beam_search", json!(true)), ("prompt_logprobs", json!(1)), ("echo", json!(true))]
+        {
+            assert_eq!(run(json!({field: value})), Err(Some(field.into())));
+        }
     }
 }

@@ -99,6 +99,14 @@ impl Lines {
         line
     }
 
+    /// The answer to a request that says nothing: the model is there.
+    pub fn loaded(&self) -> Value {
+        let mut line = self.line("", "", &[]);
+        line["done"] = true.into();
+        line["done_reason"] = "load".into();
+        line
+    }
+
     fn flush_call(&mut self, out: &mut Vec<Value>) {
         if let Some((name, arguments)) = self.call.take() {
             out.push(self.line("", "", &[call(&name, &arguments)]));

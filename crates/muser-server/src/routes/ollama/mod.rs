@@ -1,4 +1,5 @@
-//! Ollama's routes: `/api/chat`, `/api/generate`, `/api/tags`, `/api/show`, `/api/ps`, `/api/version`.
+//! Ollama's routes: `/api/chat`, `/api/generate`, `/api/embed`, `/api/embeddings`, `/api/tags`, `/api/show`, `/api/ps`,
+//! `/api/version`.
 //!
 //! Streams are lines of JSON, and streaming is the default. Calls are given out whole, so their arguments are
 //! collected until the next piece.
@@ -19,9 +20,10 @@ use futures_util::{StreamExt as _, stream};
 use serde_json::{Value, json};
 
 use self::answer::{Lines, Shape};
+use super::embeddings::{inputs, vectors};
 use super::models::check_name;
 use crate::answer::{Piece, Update};
-use crate::app::{Loaded, SharedApp};
+use crate::app::{Loaded, ModelFacts, SharedApp};
 use crate::error::{ApiError, Dialect};
 use crate::exchange::read_body;
 use crate::fields::{Body, Field};
@@ -55,8 +57,11 @@ async fn run(
     let body = read_body(request, &app.config.limits, fields).await?;
     let body = Body(&body);
     check_name(app, &loaded, body.text("model"))?;
-    let generation = Generation::start(app, &loaded, parse(body)?, arrived).await?;
     let mut lines = Lines::new(shape, loaded.facts.name.clone(), arrived);
+    if request::only_loads(body, shape) {
+        return Ok(Json(lines.loaded()).into_response());
+    }
+    let generation = Generation::start(app, &loaded, parse(body)?, arrived).await?;
     if !body.flag("stream").unwrap_or(true) {
         let answers = generation.answers().await?;
         return Ok(Json(lines.whole(answers.into_iter().next().unwrap_or_default())).into_response());
@@ -76,6 +81,41 @@ async fn run(
     Ok(response)
 }
 
+/// `POST /api/embed`: the vectors of one or several texts.
+pub async fn embed(State(app): State<SharedApp>, request: Request) -> Response {
+    Dialect::Ollama.answer(run_embed(&app, request, request::EMBED_FIELDS, Instant::now()).await)
+}
+
+/// `POST /api/embeddings`: the same in its older shape, for one text.
+pub async fn embeddings(State(app): State<SharedApp>, request: Request) -> Response {
+    Dialect::Ollama.answer(run_embed(&app, request, request::EMBEDDINGS_FIELDS, Instant::now()).await)
+}
+
+async fn run_embed(
+    app: &SharedApp,
+    request: Request,
+    fields: &[Field],
+    arrived: Instant,
+) -> Result<Response, ApiError> {
+    let loaded = Arc::clone(app.loaded()?);
+    let body = read_body(request, &app.config.limits, fields).await?;
+    let body = Body(&body);
+    check_name(app, &loaded, body.text("model"))?;
+    if let Some(text) = body.get("prompt") {
+        let (vectors, _) = vectors(&loaded, inputs(Some(text))?).await?;
+        return Ok(Json(json!({"embedding": vectors.first()})).into_response());
+    }
+    let (vectors, tokens) = vectors(&loaded, inputs(body.get("input"))?).await?;
+    Ok(Json(json!({
+        "model": loaded.facts.name,
+        "embeddings": vectors,
+        "total_duration": arrived.elapsed().as_nanos() as u64,
+        "load_duration": 0,
+        "prompt_eval_count": tokens,
+    }))
+    .into_response())
+}
+
 /// `GET /api/tags`.
 pub async fn tags(State(app): State<SharedApp>) -> Response {
     Dialect::Ollama
@@ -88,6 +128,7 @@ pub async fn running(State(app): State<SharedApp>) -> Response {
         let mut model = entry(loaded);
         model["context_length"] = loaded.facts.context_tokens.into();
         model["size_vram"] = 0.into();
+        model["expires_at"] = NEVER.into();
         Json(json!({"models": [model]})).into_response()
     }))
 }
@@ -131,8 +172,27 @@ fn entry(loaded: &Loaded) -> Value {
         "model": loaded.facts.name,
         "modified_at": answer::rfc3339(loaded.created),
         "size": loaded.facts.file_bytes,
-        "digest": "",
+        "digest": digest(&loaded.facts),
         "details": details(loaded),
+    })
+}
+
+/// The model stays loaded as long as the server runs.
+const NEVER: &str = "9999-12-31T23:59:59Z";
+
+/// A digest of what is known of the model: clients cut it and compare it, and reading the whole file for one of its
+/// content would delay every start by many seconds.
+fn digest(facts: &ModelFacts) -> String {
+    use std::fmt::Write as _;
+    let known = format!(
+        "{}\n{}\n{}\n{}\n{}",
+        facts.name, facts.quantization, facts.parameters, facts.file_bytes, facts.hidden
+    );
+    let digest = ring::digest::digest(&ring::digest::SHA256, known.as_bytes());
+    digest.as_ref().iter().fold(String::with_capacity(64), |mut text, byte| {
+        // Writing to a string cannot fail.
+        let _ = write!(text, "{byte:02x}");
+        text
     })
 }
 

@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
+use super::answer::Shape;
 use crate::conversation::{conversation, strength};
 use crate::error::ApiError;
 use crate::fields::{Body, Field, INTEGER, Kind};
@@ -52,7 +53,7 @@ pub const GENERATE_FIELDS: &[Field] = &[
         Kind::Text,
         "any name means the loaded model, unless the server is told to be strict",
     ),
-    Field::optional("prompt", Kind::Text, ""),
+    Field::optional("prompt", Kind::Text, "empty: only says that the model is loaded"),
     Field::optional("system", Kind::Text, ""),
     Field::optional("raw", Kind::Bool, "the prompt as it is, without template"),
     Field::optional("format", FORMAT, "json, or a JSON schema"),
@@ -72,6 +73,35 @@ pub const SHOW_FIELDS: &[Field] = &[
     Field::optional("name", Kind::Text, "the older spelling"),
     Field::ignored("verbose", ""),
 ];
+
+/// The fields of `/api/embed`.
+pub const EMBED_FIELDS: &[Field] = &[
+    Field::optional("model", Kind::Text, ""),
+    Field::required("input", Kind::Either(&[Kind::Text, Kind::List(&Kind::Text)]), "a text or several"),
+    Field::ignored("truncate", "a text that does not fit is a 400"),
+    Field::ignored("options", ""),
+    Field::ignored("keep_alive", "the model stays loaded"),
+    Field::refused("dimensions", "vectors have the model's width"),
+];
+
+/// The fields of `/api/embeddings`.
+pub const EMBEDDINGS_FIELDS: &[Field] = &[
+    Field::optional("model", Kind::Text, ""),
+    Field::required("prompt", Kind::Text, ""),
+    Field::ignored("options", ""),
+    Field::ignored("keep_alive", "the model stays loaded"),
+];
+
+/// Whether a body only asks for the model to be loaded, as Ollama's command does before a conversation.
+pub fn only_loads(body: Body<'_>, shape: Shape) -> bool {
+    match shape {
+        Shape::Chat => body.list("messages").is_none_or(<[Value]>::is_empty),
+        Shape::Generate => {
+            let blank = |name: &str| body.text(name).is_none_or(str::is_empty);
+            blank("prompt") && blank("system")
+        }
+    }
+}
 
 /// A generation from the body of `/api/chat`.
 pub fn chat(body: Body<'_>) -> Result<Work, ApiError> {

@@ -80,7 +80,7 @@ pub fn parse(body: Body<'_>) -> Result<Work, ApiError> {
     let mut work = Work::new(Prompt::Chat(read_conversation(body)?));
     work.sampling = params::sampling(body)?;
     work.seed = params::seed(body);
-    work.stops = params::stops(body, "stop")?;
+    params::endings(body, &mut work)?;
     work.max_tokens = body.count("max_output_tokens");
     let format = body.object("text").and_then(|text| text.object("format"));
     work.form =
@@ -93,6 +93,7 @@ pub fn parse(body: Body<'_>) -> Result<Work, ApiError> {
             }
             _ => Form::Free,
         };
+    params::check_endings(&work, body.list("tools").is_some_and(|tools| !tools.is_empty()))?;
     Ok(work)
 }
 
