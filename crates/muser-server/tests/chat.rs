@@ -383,7 +383,7 @@ async fn a_call_that_nobody_offered_is_text() {
     let stream = post(server.address, CHAT, &streamed(hello())).await;
     assert_eq!(stream.deltas("content"), choice["message"]["content"].as_str().expect("text"));
     let mut messages = hello();
-    messages["max_tokens"] = 100.into();
+    messages["max_tokens"] = 1000.into();
     let message = post(server.address, "/v1/messages", &messages).await.json();
     assert_eq!(
         (&message["stop_reason"], &message["content"][1]["type"]),
