@@ -27,6 +27,11 @@ impl Unit {
         u32::try_from(self.0).ok()
     }
 
+    /// The unit with these bytes, as [`Unit::to_le_bytes`] gave them.
+    pub fn from_le_bytes(bytes: [u8; 8]) -> Self {
+        Self(u64::from_le_bytes(bytes))
+    }
+
     /// The bytes that enter a block's hash.
     pub fn to_le_bytes(self) -> [u8; 8] {
         self.0.to_le_bytes()

@@ -68,11 +68,6 @@ impl<'a> Reader<'a> {
         Self { left: bytes, total: bytes.len() as u64 }
     }
 
-    /// Bytes not read yet.
-    pub(crate) fn left(&self) -> usize {
-        self.left.len()
-    }
-
     pub(crate) fn fixed(&mut self, len: usize) -> Result<&'a [u8], Refusal> {
         let Some((value, left)) = self.left.split_at_checked(len) else {
             let read = self.total - self.left.len() as u64;

@@ -250,6 +250,11 @@ impl EpochKeys {
         &self.authentication
     }
 
+    #[cfg(test)]
+    pub(crate) fn secrets_for_tests(&self) -> [[u8; 32]; 3] {
+        [*self.manifest, *self.segment, *self.record]
+    }
+
     /// The key that encrypts one object and no other.
     pub(crate) fn data_key(&self, kind: Kind, name: &[u8; 32], salt: &[u8; 32]) -> aead::LessSafeKey {
         let (secret, label) = match kind {

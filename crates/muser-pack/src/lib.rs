@@ -19,12 +19,15 @@ mod encode;
 mod error;
 mod fingerprint;
 mod identity;
+mod key_file;
 mod keys;
 mod library;
 mod manifest;
 mod name;
 mod object;
 pub mod store;
+#[cfg(test)]
+mod testing;
 
 pub use counters::{Counters, CountersSnapshot};
 pub use error::{PackError, Refusal};
@@ -32,6 +35,7 @@ pub use fingerprint::{FileStamp, FingerprintCache, TensorBytes, WeightsRoot};
 pub use identity::{
     Adapter, Digest, DraftModel, Geometry, Identity, LayerKind, Media, Positions, Representation,
 };
+pub use key_file::KeyFile;
 pub use keys::{EpochInfo, KeyRing, MAX_EPOCHS};
 pub use library::{
     Fetch, Library, LibraryOptions, PackInfo, Plan, Publication, Published, RecordInfo, Scope, Segment,
@@ -40,4 +44,4 @@ pub use library::{
 pub use manifest::{ChainKey, MAX_POSITIONS};
 pub use name::{Area, ObjectName, PackId, SegmentId};
 pub use object::{ALIGNMENT, MAGIC, MAX_CHUNK_BYTES, MAX_MANIFEST_BYTES, MAX_SEGMENT_BYTES, VERSION};
-pub use store::{MemoryStore, PackStore};
+pub use store::{DirStore, MemoryStore, PackStore};

@@ -5,18 +5,20 @@
 //!   4  1  kind: 1 head, 2 add, 3 remove, 4 pin, 5 unpin, 6 record written, 7 record removed
 //!   5  3  zeros
 //!   8  8  number of the record, from 0
-//!  16  8  value: add 1 if pinned; record written: revision
+//!  16  8  value: add 1 if pinned; record written: revision; head: how often the catalog was rewritten
 //!  24  8  zeros
 //!  32 32  id: pack or record; head: key id, then zeros
-//!  64 32  storage digest; head: random
+//!  64 32  storage digest; head: the store's random id
 //!  96 32  keyed BLAKE3 over the code of the record before (zeros before the first) and the 96 bytes above
 //! ```
 //!
 //! A manifest is believed only if the catalog has its storage digest: an old one put back is *replayed*. A record that
 //! was never finished (its writer was killed) is cut off by the next writer; anything else that does not verify is
-//! refused, because it was not an accident of ours.
+//! refused, because it was not an accident of ours. A catalog of the same store that is older than what was last seen of
+//! it, by this process or (through [`Anchor`]) by an earlier one, is *rolled back*.
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 
 use ring::rand::{SecureRandom as _, SystemRandom};
 
@@ -42,6 +44,7 @@ pub(super) enum Entry {
 pub(super) struct View {
     /// The head record, by which a replaced catalog is recognised.
     head: Option<[u8; RECORD_BYTES]>,
+    anchor: Anchor,
     last_code: [u8; 32],
     pub(super) read: u64,
     pub(super) packs: HashMap<PackId, ([u8; 32], bool)>,
@@ -57,12 +60,49 @@ pub(super) enum Changes {
 }
 
 impl View {
+    /// Nothing read yet; with an anchor an older catalog than an earlier process saw is refused.
+    pub(super) fn new(anchor: Option<PathBuf>) -> Self {
+        Self { anchor: Anchor(anchor), ..Self::default() }
+    }
+
     /// Reads what is new. Creates the catalog if there is none.
     pub(super) fn refresh(
         &mut self,
         keys: &KeyRing,
         catalog: &mut dyn LockedCatalog,
     ) -> Result<Changes, PackError> {
+        let before = self.head.is_some().then(|| self.seen());
+        let changes = self.read_new(keys, catalog)?;
+        let seen = self.seen();
+        let known = before.or_else(|| self.anchor.load(keys));
+        if let Some(known) = known
+            && seen.is_older_than(&known)
+        {
+            let reason = Refusal::RolledBack { expected: known.records, found: seen.records };
+            // Looked at again from the beginning next time.
+            *self = Self::new(self.anchor.0.take());
+            return Err(PackError::refused("the pack catalog", reason));
+        }
+        if before != Some(seen) {
+            self.anchor.save(keys, &seen);
+        }
+        Ok(changes)
+    }
+
+    fn seen(&self) -> Seen {
+        let mut seen = Seen { store: [0; 32], generation: 0, records: self.read };
+        if let Some(head) = &self.head {
+            seen.store.copy_from_slice(&head[64..96]);
+            seen.generation = u64::from_le_bytes(std::array::from_fn(|i| head[16 + i]));
+        }
+        seen
+    }
+
+    fn start_over(&mut self) {
+        *self = Self::new(self.anchor.0.take());
+    }
+
+    fn read_new(&mut self, keys: &KeyRing, catalog: &mut dyn LockedCatalog) -> Result<Changes, PackError> {
         let mut len = catalog.len()?;
         let torn = len % RECORD_BYTES as u64;
         if torn > 0 {
@@ -71,12 +111,10 @@ impl View {
         }
         if len == 0 {
             let replaced = self.head.is_some();
-            *self = Self::default();
-            let mut random = [0; 32];
-            SystemRandom::new().fill(&mut random).map_err(|_| PackError::Random)?;
-            let mut id = [0; 32];
-            id[..16].copy_from_slice(keys.key_id());
-            let record = self.record(keys, 1, 0, &id, &random);
+            self.start_over();
+            let mut store = [0; 32];
+            SystemRandom::new().fill(&mut store).map_err(|_| PackError::Random)?;
+            let record = self.head_record(keys, 0, &store);
             catalog.append(&record)?;
             self.accept(&record);
             return Ok(if replaced { Changes::Replaced } else { Changes::Entries(Vec::new()) });
@@ -85,12 +123,13 @@ impl View {
         if let Some(head) = &self.head {
             let read_bytes = self.read * RECORD_BYTES as u64;
             // Equal heads and at least our length: the catalog is a continuation of what was read.
-            let same = len >= read_bytes && catalog.read(0, RECORD_BYTES as u64)? == head[..];
-            if !same {
-                *self = Self::default();
-                replaced = true;
-            } else if len == read_bytes {
+            let same_head = catalog.read(0, RECORD_BYTES as u64)? == head[..];
+            if same_head && len == read_bytes {
                 return Ok(Changes::Entries(Vec::new()));
+            }
+            if !same_head || len < read_bytes {
+                self.start_over();
+                replaced = true;
             }
         }
         let bytes = catalog.read(self.read * RECORD_BYTES as u64, len)?;
@@ -124,6 +163,7 @@ impl View {
         catalog.append(&record)?;
         self.accept(&record);
         self.apply(entry);
+        self.anchor.save(keys, &self.seen());
         Ok(())
     }
 
@@ -133,12 +173,9 @@ impl View {
         if (self.read as usize) < 64 + 4 * visible {
             return Ok(None);
         }
-        let mut view = Self::default();
-        let mut random = [0; 32];
-        SystemRandom::new().fill(&mut random).map_err(|_| PackError::Random)?;
-        let mut id = [0; 32];
-        id[..16].copy_from_slice(keys.key_id());
-        let head = view.record(keys, 1, 0, &id, &random);
+        let mut view = Self::new(self.anchor.0.clone());
+        let seen = self.seen();
+        let head = view.head_record(keys, seen.generation + 1, &seen.store);
         view.accept(&head);
         let mut bytes = head.to_vec();
         let packs = self.packs.iter().map(|(&pack, &(digest, pinned))| Entry::Add { pack, digest, pinned });
@@ -152,6 +189,12 @@ impl View {
             view.apply(entry);
         }
         Ok(Some((bytes, view)))
+    }
+
+    fn head_record(&self, keys: &KeyRing, generation: u64, store: &[u8; 32]) -> [u8; RECORD_BYTES] {
+        let mut id = [0; 32];
+        id[..16].copy_from_slice(keys.key_id());
+        self.record(keys, 1, generation, &id, store)
     }
 
     fn encode(&self, keys: &KeyRing, entry: Entry) -> [u8; RECORD_BYTES] {
@@ -256,5 +299,55 @@ impl View {
                 self.records.remove(&name);
             }
         }
+    }
+}
+
+/// How much of a store's catalog was seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Seen {
+    store: [u8; 32],
+    generation: u64,
+    records: u64,
+}
+
+impl Seen {
+    /// Another store is not an older one.
+    fn is_older_than(&self, other: &Self) -> bool {
+        self.store == other.store && (self.generation, self.records) < (other.generation, other.records)
+    }
+}
+
+/// A small file outside the store that remembers how much of the catalog was seen, so that a whole store put back from an
+/// old copy is noticed. Losing it loses only that.
+#[derive(Debug, Default)]
+struct Anchor(Option<PathBuf>);
+
+impl Anchor {
+    fn load(&self, keys: &KeyRing) -> Option<Seen> {
+        let bytes: [u8; 80] = std::fs::read(self.0.as_ref()?).ok()?.try_into().ok()?;
+        let u64_at = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        let seen =
+            Seen { store: std::array::from_fn(|i| bytes[i]), generation: u64_at(32), records: u64_at(40) };
+        (Self::encode(keys, &seen) == bytes).then_some(seen)
+    }
+
+    fn save(&self, keys: &KeyRing, seen: &Seen) {
+        let Some(path) = &self.0 else { return };
+        // Written under the catalog's lock, after the catalog itself: it never runs ahead.
+        let partial = path.with_extension("new");
+        let saved =
+            std::fs::write(&partial, Self::encode(keys, seen)).and_then(|()| std::fs::rename(&partial, path));
+        drop(saved);
+    }
+
+    fn encode(keys: &KeyRing, seen: &Seen) -> [u8; 80] {
+        let mut bytes = [0; 80];
+        bytes[..32].copy_from_slice(&seen.store);
+        bytes[32..40].copy_from_slice(&seen.generation.to_le_bytes());
+        bytes[40..48].copy_from_slice(&seen.records.to_le_bytes());
+        let key = blake3::derive_key("muser pack v1 catalog anchor", keys.catalog_key());
+        let code = blake3::keyed_hash(&key, &bytes[..48]);
+        bytes[48..].copy_from_slice(code.as_bytes());
+        bytes
     }
 }

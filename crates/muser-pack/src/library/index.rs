@@ -49,7 +49,6 @@ pub(super) struct PackEntry {
     pub(super) identity: [u8; 32],
     pub(super) tenant: [u8; 16],
     pub(super) root: ChainKey,
-    pub(super) storage_digest: [u8; 32],
     pub(super) blocks: Vec<Block>,
 }
 
@@ -131,6 +130,7 @@ impl Index {
         keys: &[ChainKey],
         units: &[Unit],
         most: usize,
+        whole_blocks: bool,
         first_sliding: impl Fn(usize) -> usize,
     ) -> Option<Found> {
         let whole = most.min(units.len()) / BLOCK_LEN;
@@ -150,7 +150,7 @@ impl Index {
             let start = boundary * BLOCK_LEN;
             let before = boundary.checked_sub(1).map_or(*root, |last| keys[last]);
             let rest = &units[start..most.min(units.len())];
-            let tails = self.tails.get(&before).map_or(&[][..], Vec::as_slice);
+            let tails = self.tails.get(&before).filter(|_| !whole_blocks).map_or(&[][..], Vec::as_slice);
             let best = tails
                 .iter()
                 .map(|tail| (common(&tail.units, rest), tail))
@@ -205,7 +205,7 @@ impl Index {
     }
 
     /// Adds a pack; its segments get a reference each.
-    pub(super) fn insert(&mut self, id: PackId, manifest: &Manifest, storage_digest: [u8; 32], pinned: bool) {
+    pub(super) fn insert(&mut self, id: PackId, manifest: &Manifest, pinned: bool) {
         if self.packs.contains_key(&id) {
             return;
         }
@@ -252,7 +252,6 @@ impl Index {
             identity: manifest.identity.digest(),
             tenant: manifest.tenant,
             root: manifest.root,
-            storage_digest,
             blocks: manifest.blocks.clone(),
         };
         self.packs.insert(id, entry);

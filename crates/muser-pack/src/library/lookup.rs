@@ -7,7 +7,7 @@ use muser_kv::{BLOCK_LEN, KvGroup, Unit};
 
 use super::{Lease, Library, Scope, Segment};
 use crate::counters::add;
-use crate::{PackId, SegmentId};
+use crate::{PackError, PackId, Refusal, SegmentId};
 
 /// What to fetch to resume a prefix. While it lives, nothing of it is removed by this process, and no process collects
 /// garbage.
@@ -64,7 +64,7 @@ impl Library {
         };
         let mut index = self.shared.index();
         let first = |position| scope.first_sliding_block(position);
-        let found = index.longest(&scope.root, &keys, &units[..most], most, first);
+        let found = index.longest(&scope.root, &keys, &units[..most], most, whole_blocks, first);
         let Some(found) = found else {
             // The lease is dropped without the lock that its drop takes.
             drop(index);
@@ -111,6 +111,24 @@ impl Library {
         let index = self.shared.index();
         let of = |key| index.block(key).map_or((false, false), |(_, sliding)| (true, sliding.is_some()));
         keys.iter().map(of).collect()
+    }
+
+    /// The prefix of a pack and the plan to resume at its furthest place, for a caller that has only the pack's name.
+    ///
+    /// # Errors
+    /// [`Refusal::ForeignModel`] if the pack was computed under another identity or for another tenant.
+    pub fn plan_of(&self, scope: &Scope, id: PackId) -> Result<(Vec<Unit>, Plan), PackError> {
+        let (manifest, _) = self.shared.read_visible(&self.writer(), id)?;
+        let refuse = |reason| self.shared.counters.failed(PackError::refused(id.object(), reason));
+        if let Some(field) = manifest.identity.first_difference(&scope.identity) {
+            return Err(refuse(Refusal::ForeignModel { field }));
+        }
+        if manifest.tenant != scope.tenant.id {
+            return Err(refuse(Refusal::ForeignModel { field: "tenant" }));
+        }
+        let units: Vec<Unit> = manifest.units.iter().map(|unit| Unit::from_le_bytes(*unit)).collect();
+        let plan = self.longest(scope, &units, units.len(), false);
+        plan.map(|plan| (units, plan)).ok_or_else(|| refuse(Refusal::MissingSegment))
     }
 
     /// A plan of the caller's choice: the full segments `full` and the sliding segments `sliding` (block ranges) of a

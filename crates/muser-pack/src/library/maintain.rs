@@ -92,13 +92,10 @@ impl Library {
 
     /// Reads a pack whole: manifest, every segment, and whether each content has the name that it should have.
     pub fn verify(&self, id: PackId, seen: &mut dyn FnMut(u64)) -> Result<VerifyReport, PackError> {
-        let digest = {
-            let view = self.writer();
-            view.packs.get(&id).map(|(digest, _)| *digest)
-        };
         let mut report = VerifyReport::default();
-        let (manifest, _) = match self.shared.read_manifest(id, digest) {
-            Ok(manifest) => manifest,
+        let manifest = self.shared.read_visible(&self.writer(), id);
+        let manifest = match manifest {
+            Ok((manifest, _)) => manifest,
             Err(error) => return report.with(error, &id.object().to_string()),
         };
         report.objects += 1;
@@ -190,7 +187,15 @@ impl Shared {
         if let Some(locked) = locked
             && view.packs.contains_key(&id)
         {
-            view.append(&self.keys(), locked, Entry::Remove { pack: id })?;
+            let entry = Entry::Remove { pack: id };
+            match view.append(&self.keys(), locked, entry) {
+                // A full disk has no room to say that there shall be more: without its manifest the pack is gone too.
+                Err(PackError::Full { .. }) => {
+                    self.store.delete(&id.object())?;
+                    view.append(&self.keys(), locked, entry)?;
+                }
+                other => other?,
+            }
         }
         self.store.delete(&id.object())?;
         let unused = self.index().remove(id);

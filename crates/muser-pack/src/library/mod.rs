@@ -12,6 +12,7 @@ mod publish;
 mod records;
 mod restore;
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use muser_kv::{KvGroup, Unit};
@@ -34,6 +35,7 @@ pub use restore::Fetch;
 
 /// How a library behaves.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct LibraryOptions {
     /// Encrypt what is written and refuse what is not encrypted. Without it bytes are still authenticated.
     pub encrypt: bool,
@@ -41,11 +43,13 @@ pub struct LibraryOptions {
     pub chunk_bytes: u32,
     /// Remove packs whose whole content is in the one that is being published.
     pub supersede: bool,
+    /// A file outside the store (beside the key) by which an old copy of the whole store is recognised.
+    pub anchor: Option<PathBuf>,
 }
 
 impl Default for LibraryOptions {
     fn default() -> Self {
-        Self { encrypt: true, chunk_bytes: crate::object::USUAL_CHUNK_BYTES, supersede: true }
+        Self { encrypt: true, chunk_bytes: crate::object::USUAL_CHUNK_BYTES, supersede: true, anchor: None }
     }
 }
 
@@ -125,13 +129,15 @@ impl Library {
         let shared = Shared {
             store,
             keys: RwLock::new(Arc::new(keys)),
+            writer: Mutex::new(View::new(options.anchor.clone())),
             options,
-            writer: Mutex::default(),
             index: Mutex::default(),
             counters: Counters::default(),
         };
         let library = Self { shared: Arc::new(shared) };
-        library.shared.store.clean()?;
+        if let Some(_quiet) = library.shared.store.quiet()? {
+            library.shared.store.clean()?;
+        }
         library.refresh()?;
         Ok(library)
     }
@@ -292,7 +298,12 @@ impl Shared {
                 }
                 let mut used = std::collections::HashMap::new();
                 for listed in self.store.list(crate::Area::Packs)? {
-                    used.insert(PackId(listed.name.id), listed.used_unix_ns);
+                    let id = PackId(listed.name.id);
+                    if !view.packs.contains_key(&id) {
+                        // Put back by somebody, or left by a process that was killed before it could enter it.
+                        self.counters.failed(PackError::refused(listed.name, Refusal::Replayed));
+                    }
+                    used.insert(id, listed.used_unix_ns);
                 }
                 // Least recently used first, so that the order of eviction survives a restart.
                 let mut packs: Vec<_> = view.packs.iter().map(|(id, of)| (*id, *of)).collect();
@@ -345,11 +356,24 @@ impl Shared {
             return;
         }
         match self.read_manifest(id, digest) {
-            Ok((manifest, digest)) => self.index().insert(id, &manifest, digest, pinned),
+            Ok((manifest, _)) => self.index().insert(id, &manifest, pinned),
             Err(error) => {
                 self.counters.failed(error);
             }
         }
+    }
+
+    /// The manifest of a pack that the catalog knows.
+    fn read_visible(&self, view: &View, id: PackId) -> Result<(Manifest, [u8; 32]), PackError> {
+        let has_catalog = self.store.catalog().is_some();
+        let digest = view.packs.get(&id).map(|(digest, _)| *digest);
+        if has_catalog && digest.is_none() {
+            return Err(match self.store.contains(&id.object())? {
+                true => self.counters.failed(PackError::refused(id.object(), Refusal::Replayed)),
+                false => PackError::NotFound { object: id.object().to_string() },
+            });
+        }
+        self.read_manifest(id, digest).map_err(|error| self.counters.failed(error))
     }
 
     /// Reads and checks a manifest. With a storage digest it must be the one that the catalog speaks of.
@@ -436,3 +460,6 @@ fn info(id: PackId, entry: &index::PackEntry) -> PackInfo {
         tenant: entry.tenant,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -317,7 +317,7 @@ impl Shared {
         }
         let superseded = {
             let mut index = self.index();
-            index.insert(id, manifest, digest, pinned);
+            index.insert(id, manifest, pinned);
             if self.options.supersede { index.superseded_by(manifest, id) } else { Vec::new() }
         };
         add(&self.counters.published_packs, 1);

@@ -37,6 +37,7 @@ impl Library {
         let key = record_key(&keys, kind, name);
         self.locked(|shared, view, locked| {
             let locked = locked.ok_or_else(no_catalog)?;
+            let Some(_active) = shared.store.activity()? else { return Err(PackError::Busy) };
             let before = view.records.get(&key).map(|(_, revision)| *revision);
             let revision = before.unwrap_or(0) + 1;
             let mut writer = Writer::for_domain(DOMAIN);

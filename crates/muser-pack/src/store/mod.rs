@@ -5,8 +5,11 @@
 //! time; and a catalog, where it has one, is changed by one writer at a time and durably.
 
 pub mod conformance;
+mod dir;
 mod memory;
 
+pub use dir::DirStore;
+pub(crate) use dir::{create_private_dir, sync_dir};
 pub use memory::MemoryStore;
 
 use crate::{Area, ObjectName, PackError};
@@ -82,7 +85,7 @@ pub trait PackStore: Send + Sync {
     /// Bytes held and the budget.
     fn usage(&self) -> Result<Usage, PackError>;
 
-    /// Forgets what a killed process left half done. Returns the bytes freed; 0 while others are using the store.
+    /// Forgets what a killed process left half done; the caller has [`PackStore::quiet`]. Returns the bytes freed.
     fn clean(&self) -> Result<u64, PackError>;
 
     /// Marks that packs are being read or written, so that nobody collects garbage; `None` while somebody does.
@@ -135,3 +138,6 @@ pub trait LockedCatalog {
     /// Replaces the whole catalog, durably and all at once.
     fn replace(&mut self, records: &[u8]) -> Result<(), PackError>;
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,242 @@
+//! Where the secrets are kept: one file that only its owner can read, outside the folder of the packs.
+//!
+//! ```text
+//!   0  8  magic "MUSRKEYS"        24 32  base secret
+//!   8  2  version, 1              56  …  epochs, 48 bytes each: number u32, revoked u8, 3 zeros,
+//!  10  2  zeros                          made at u64 (seconds since 1970), secret 32 (zeros if revoked)
+//!  12  4  epochs                  end-32 keyed BLAKE3 over everything before it
+//!  16  4  oldest readable epoch
+//!  20  4  zeros
+//! ```
+//!
+//! Everything is checked on the opened descriptor, so nothing can be put in the file's place between check and use.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read as _, Write as _};
+use std::path::{Path, PathBuf};
+
+use zeroize::Zeroizing;
+
+use crate::encode::Reader;
+use crate::keys::{Epoch, KeyRing, MAX_EPOCHS, Secret};
+use crate::store::{create_private_dir, sync_dir};
+use crate::{PackError, Refusal};
+
+const MAGIC: &[u8; 8] = b"MUSRKEYS";
+const VERSION: u16 = 1;
+const EPOCH_BYTES: usize = 48;
+const MAX_BYTES: usize = 56 + MAX_EPOCHS * EPOCH_BYTES + 32;
+
+/// Functions on key files.
+#[derive(Debug)]
+pub struct KeyFile;
+
+impl KeyFile {
+    /// Where the key of the default store lies in muser's folder.
+    pub fn default_path(muser_home: &Path) -> PathBuf {
+        muser_home.join("keys").join("packs.key")
+    }
+
+    /// Reads a key file.
+    ///
+    /// # Errors
+    /// [`PackError::KeyFile`] unless it is a regular file (no link), belongs to the caller, nobody else may read it, and
+    /// it is whole.
+    pub fn open(path: &Path) -> Result<KeyRing, PackError> {
+        let refuse = |reason: String| PackError::KeyFile { path: path.to_owned(), reason };
+        let mut options = OpenOptions::new();
+        options.read(true);
+        #[cfg(unix)]
+        {
+            let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
+            std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, flags.bits() as i32);
+        }
+        let mut file = options.open(path).map_err(|error| refuse(open_failure(&error)))?;
+        let meta = file.metadata().map_err(|error| refuse(error.to_string()))?;
+        check_owner(&meta).map_err(refuse)?;
+        let len = meta.len();
+        if len > MAX_BYTES as u64 {
+            return Err(refuse(format!("it has {len} bytes, at most {MAX_BYTES} expected")));
+        }
+        let mut bytes = Zeroizing::new(vec![0; len as usize]);
+        file.read_exact(&mut bytes).map_err(|error| refuse(error.to_string()))?;
+        decode(&bytes).map_err(|reason| refuse(reason.to_string()))
+    }
+
+    /// Reads a key file, or makes one with fresh secrets.
+    pub fn open_or_create(path: &Path) -> Result<KeyRing, PackError> {
+        match fs::symlink_metadata(path) {
+            Ok(_) => return Self::open(path),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(PackError::io("look at", path, error)),
+        }
+        let folder = folder(path);
+        create_private_dir(folder)?;
+        let partial = partial(path);
+        write_new(&partial, &KeyRing::generate()?)?;
+        // A link never replaces: of two processes that start together one wins, and both use its key.
+        let linked = fs::hard_link(&partial, path);
+        let _ = fs::remove_file(&partial);
+        match linked {
+            Ok(()) => sync_dir(folder)?,
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(PackError::io("create", path, error)),
+        }
+        Self::open(path)
+    }
+
+    /// Changes a key file: [`KeyRing::rotate`], [`KeyRing::revoke`], [`KeyRing::set_minimum_epoch`]. The new content
+    /// replaces the old in one step; then the old bytes are overwritten, as far as the file system lets them be.
+    pub fn update<T>(
+        path: &Path,
+        change: impl FnOnce(&mut KeyRing) -> Result<T, PackError>,
+    ) -> Result<(KeyRing, T), PackError> {
+        let lock_path = path.with_extension("lock");
+        let lock = private().write(true).create(true).truncate(false).open(&lock_path);
+        let lock = lock.map_err(|error| PackError::io("open", &lock_path, error))?;
+        lock.lock().map_err(|error| PackError::io("lock", &lock_path, error))?;
+        let mut keys = Self::open(path)?;
+        let outcome = change(&mut keys)?;
+        let partial = partial(path);
+        write_new(&partial, &keys)?;
+        let old = OpenOptions::new().write(true).open(path);
+        fs::rename(&partial, path).map_err(|error| PackError::io("replace", path, error))?;
+        sync_dir(folder(path))?;
+        if let Ok(mut old) = old
+            && let Ok(meta) = old.metadata()
+        {
+            let zeros = vec![0; meta.len() as usize];
+            let _ = old.write_all(&zeros).and_then(|()| old.sync_data());
+        }
+        Ok((keys, outcome))
+    }
+}
+
+fn encode(keys: &KeyRing) -> Zeroizing<Vec<u8>> {
+    // Room for everything at once: a growing buffer would leave copies of secrets behind.
+    let mut bytes = Zeroizing::new(Vec::with_capacity(MAX_BYTES));
+    bytes.extend_from_slice(MAGIC);
+    bytes.extend_from_slice(&VERSION.to_le_bytes());
+    bytes.extend_from_slice(&[0; 2]);
+    bytes.extend_from_slice(&(keys.epochs.len() as u32).to_le_bytes());
+    bytes.extend_from_slice(&keys.minimum_epoch.to_le_bytes());
+    bytes.extend_from_slice(&[0; 4]);
+    bytes.extend_from_slice(&keys.base[..]);
+    for epoch in &keys.epochs {
+        bytes.extend_from_slice(&epoch.number.to_le_bytes());
+        bytes.extend_from_slice(&[u8::from(epoch.secret.is_none()), 0, 0, 0]);
+        bytes.extend_from_slice(&epoch.created_unix_s.to_le_bytes());
+        bytes.extend_from_slice(epoch.secret.as_ref().map_or(&[0; 32][..], |secret| &secret[..]));
+    }
+    let code = code(&keys.base, &bytes);
+    bytes.extend_from_slice(code.as_bytes());
+    bytes
+}
+
+fn decode(bytes: &[u8]) -> Result<KeyRing, Refusal> {
+    let malformed = |field, found: u64| Refusal::Malformed { field, found };
+    let mut of = Reader::new(bytes);
+    if of.fixed(8)? != MAGIC {
+        return Err(malformed("magic number of a key file", 0));
+    }
+    let version = of.u16()?;
+    if version != VERSION {
+        return Err(Refusal::Version { expected: VERSION, found: version });
+    }
+    let reserved = of.u16()?;
+    let count = of.u32()?;
+    let minimum_epoch = of.u32()?;
+    let reserved = of.u32()? | u32::from(reserved);
+    if reserved != 0 {
+        return Err(malformed("reserved field", u64::from(reserved)));
+    }
+    if count == 0 || count as usize > MAX_EPOCHS {
+        return Err(malformed("epochs", u64::from(count)));
+    }
+    let base: Secret = Zeroizing::new(of.array()?);
+    let mut epochs: Vec<Epoch> = Vec::new();
+    for _ in 0..count {
+        let number = of.u32()?;
+        if epochs.last().is_some_and(|last| last.number >= number) {
+            return Err(malformed("order of epochs", u64::from(number)));
+        }
+        let flags = of.u32()?;
+        if flags > 1 {
+            return Err(malformed("epoch flags", u64::from(flags)));
+        }
+        let created_unix_s = of.u64()?;
+        let secret: Secret = Zeroizing::new(of.array()?);
+        epochs.push(Epoch { number, created_unix_s, secret: (flags == 0).then_some(secret) });
+    }
+    let covered = bytes.len().saturating_sub(32);
+    let found = blake3::Hash::from_bytes(of.array()?);
+    of.finish()?;
+    if code(&base, &bytes[..covered]) != found {
+        return Err(Refusal::Header);
+    }
+    let last_is_usable =
+        epochs.last().is_some_and(|last| last.secret.is_some() && last.number >= minimum_epoch);
+    if !last_is_usable {
+        return Err(malformed("current epoch", u64::from(minimum_epoch)));
+    }
+    Ok(KeyRing::from_parts(base, epochs, minimum_epoch))
+}
+
+fn code(base: &Secret, covered: &[u8]) -> blake3::Hash {
+    let key = Zeroizing::new(blake3::derive_key("muser pack v1 key file", &base[..]));
+    blake3::keyed_hash(&key, covered)
+}
+
+fn write_new(path: &Path, keys: &KeyRing) -> Result<(), PackError> {
+    let failed = |error| PackError::io("write", path, error);
+    let mut file: File = private().write(true).create_new(true).open(path).map_err(failed)?;
+    file.write_all(&encode(keys)).and_then(|()| file.sync_all()).map_err(failed)
+}
+
+fn partial(path: &Path) -> PathBuf {
+    let nanos =
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |t| t.as_nanos());
+    path.with_extension(format!("{}-{nanos}.new", std::process::id()))
+}
+
+fn folder(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+fn private() -> OpenOptions {
+    #[allow(unused_mut, reason = "no mode outside Unix")]
+    let mut options = OpenOptions::new();
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options
+}
+
+fn open_failure(error: &std::io::Error) -> String {
+    #[cfg(unix)]
+    if error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) {
+        return "it is a symbolic link, a regular file is expected".into();
+    }
+    error.to_string()
+}
+
+#[cfg(unix)]
+fn check_owner(meta: &fs::Metadata) -> Result<(), String> {
+    use std::os::unix::fs::MetadataExt as _;
+    if !meta.is_file() {
+        return Err("it is not a regular file".into());
+    }
+    let own = rustix::process::geteuid().as_raw();
+    if meta.uid() != own {
+        return Err(format!("it belongs to user {}, user {own} is expected", meta.uid()));
+    }
+    let mode = meta.mode() & 0o7777;
+    if mode & 0o077 != 0 {
+        return Err(format!("its mode is {mode:o}, others must have no access (chmod 600)"));
+    }
+    Ok(())
+}
+
+#[cfg(not(unix))]
+fn check_owner(meta: &fs::Metadata) -> Result<(), String> {
+    if meta.is_file() { Ok(()) } else { Err("it is not a regular file".into()) }
+}

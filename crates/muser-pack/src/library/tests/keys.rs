@@ -1,0 +1,127 @@
+//! Rotation, revocation, foreign keys.
+
+use super::*;
+
+fn published(keys: &KeyRing) -> (MemoryStore, Library, Vec<Unit>, PackId) {
+    let store = MemoryStore::new();
+    let library = library(&store, keys);
+    let units = prompt(600, 0, 0);
+    let id = publish(&library, &library.scope(identity(), ""), &units).expect("published").id;
+    (store, library, units, id)
+}
+
+#[test]
+fn rotation_changes_no_name_and_loses_nothing() {
+    let mut keys = keys();
+    let (store, library, units, id) = published(&keys);
+    let scope = library.scope(identity(), "");
+    let before = library.longest(&scope, &units, 512, true).expect("found").segments.clone();
+    let old_bytes = store.bytes(&before[0].id.object()).expect("there");
+    assert_eq!(keys.rotate().expect("rotated"), 2);
+    library.set_keys(keys.clone()).expect("the same base secret");
+    let plan = library.longest(&scope, &units, 600, false).expect("found");
+    restore(&library, &scope, &units, &plan).expect("an old epoch is read");
+    drop(plan);
+    library.remove(id).expect("removed");
+    assert_eq!(publish(&library, &scope, &units).expect("published").id, id);
+    let after = library.longest(&scope, &units, 512, true).expect("found").segments.clone();
+    assert_eq!(before, after);
+    let new_bytes = store.bytes(&after[0].id.object()).expect("there");
+    assert_ne!(old_bytes[16..20], new_bytes[16..20], "the epoch in the header");
+    let same = old_bytes[4096..].iter().zip(&new_bytes[4096..]).filter(|(a, b)| a == b).count();
+    assert!(same < 8192 / 64, "{same} of 8,192 bytes are the same under another key");
+}
+
+#[test]
+fn revoked_old_and_unknown_epochs_have_reasons_of_their_own() {
+    let mut keys = keys();
+    let (store, library, units, id) = published(&keys);
+    let scope = library.scope(identity(), "");
+    let segment = library.longest(&scope, &units, 512, true).expect("found").segments[0];
+    keys.rotate().expect("rotated");
+    let check = |keys: &KeyRing, reason: &str| {
+        library.set_keys(keys.clone()).expect("the same base secret");
+        let mut out = vec![0; segment.bytes];
+        let refused = library.fetch(&scope, &segment, &mut out).expect_err(reason);
+        assert_eq!(refused.counter_name(), reason);
+        assert_eq!(out, vec![0; segment.bytes]);
+        let again = super::library(&store, keys);
+        assert!(again.longest(&scope, &units, 512, true).is_none());
+        assert_eq!(again.counters().snapshot().refused().collect::<Vec<_>>(), [(reason, 1)]);
+    };
+    let mut at_least_two = keys.clone();
+    at_least_two.set_minimum_epoch(2).expect("set");
+    check(&at_least_two, "epoch_too_old");
+    assert!(at_least_two.set_minimum_epoch(1).is_err(), "never lowered");
+    assert!(keys.revoke(2).is_err(), "the current epoch");
+    keys.revoke(1).expect("revoked");
+    check(&keys, "revoked_key");
+    let epochs: Vec<_> =
+        keys.epochs().iter().map(|epoch| (epoch.number, epoch.revoked, epoch.readable)).collect();
+    assert_eq!(epochs, [(1, true, false), (2, false, true)]);
+    // Bytes are not at fault: nothing was put aside.
+    assert!(store.bytes(&id.object()).is_some());
+    assert!(store.bytes(&segment.id.object()).is_some());
+    // Such a pack can be removed and made anew.
+    library.remove(id).expect("removed");
+    publish(&library, &scope, &units).expect("published");
+    let plan = library.longest(&scope, &units, 600, false).expect("found");
+    restore(&library, &scope, &units, &plan).expect("restored");
+}
+
+#[test]
+fn a_store_of_another_key_is_refused_as_such() {
+    let (store, library, units, _) = published(&keys());
+    let other = keys();
+    let refused = Library::open(Arc::new(store.clone()), other.clone(), options()).expect_err("foreign");
+    assert_eq!(refused.counter_name(), "foreign_key");
+    assert!(refused.to_string().contains(&other.id()), "{refused}");
+    assert_eq!(library.set_keys(other.clone()).expect_err("foreign").counter_name(), "foreign_key");
+    // Objects of another key in our store.
+    let scope = library.scope(identity(), "");
+    let segment = library.longest(&scope, &units, 512, true).expect("found").segments[0];
+    let spec = crate::object::Spec { kind: Kind::Full, row_bytes: 16, positions: 256, chunk_bytes: 4096 };
+    let sealed = crate::object::seal(&other, true, spec, segment.id.0, &[0; 8192]).expect("sealed");
+    store.tamper(&segment.id.object(), [sealed.header, sealed.body].concat());
+    let mut out = vec![0; segment.bytes];
+    let refused = library.fetch(&scope, &segment, &mut out).expect_err("foreign");
+    assert_eq!(refused.counter_name(), "foreign_key");
+}
+
+#[test]
+fn every_purpose_has_a_key_of_its_own() {
+    let keys = keys();
+    let epoch = keys.epoch(1).expect("readable");
+    let (a, b) = (keys.tenant(""), keys.tenant("B"));
+    let mut all: Vec<[u8; 32]> = vec![
+        *keys.chunk_key(),
+        *keys.namespace_key(),
+        *keys.catalog_key(),
+        *epoch.authentication(),
+        *a.prefix,
+        *a.content,
+        *a.pack,
+        *b.prefix,
+        *b.content,
+        *b.pack,
+    ];
+    all.extend(epoch.secrets_for_tests());
+    let count = all.len();
+    all.sort_unstable();
+    all.dedup();
+    assert_eq!(all.len(), count);
+    assert!(!format!("{keys:?}").contains(&crate::name::hex(&keys.base[..])));
+}
+
+#[test]
+fn equal_payloads_never_have_equal_ciphertexts() {
+    let keys = keys();
+    let spec = crate::object::Spec { kind: Kind::Full, row_bytes: 16, positions: 256, chunk_bytes: 4096 };
+    let mut seen = std::collections::HashSet::new();
+    for _ in 0..500 {
+        let sealed = crate::object::seal(&keys, true, spec, [9; 32], &[0; 8192]).expect("sealed");
+        for chunk in sealed.body.chunks(4096) {
+            assert!(seen.insert(chunk[..32].to_vec()), "a key and a nonce were used twice");
+        }
+    }
+}

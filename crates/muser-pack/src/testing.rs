@@ -1,0 +1,138 @@
+//! What the tests of this crate share: a small identity, blocks with known bytes, a library to try things on.
+
+use std::sync::Arc;
+
+use muser_kv::{BLOCK_LEN, KvGroup, Unit};
+
+use crate::store::{MemoryStore, PackStore};
+use crate::{
+    Geometry, Identity, KeyRing, LayerKind, Library, LibraryOptions, PackError, Plan, Positions, Published,
+    Representation, Scope,
+};
+
+/// Two full layers, two sliding ones with a window of 512; blocks of two and three chunks of a page.
+pub(crate) fn identity() -> Identity {
+    Identity {
+        weights: [1; 32],
+        architecture: b"layers=4".to_vec(),
+        quantisation: "Q4_K_M; activations Q8".into(),
+        adapters: Vec::new(),
+        tokenizer: [2; 32],
+        template: [3; 32],
+        positions: Positions {
+            rotary_base_bits: 10_000_f64.to_bits(),
+            pairing: "neox".into(),
+            scaling: "none".into(),
+            rotating: vec![false, true, true, false],
+            origin: 0,
+        },
+        geometry: Geometry {
+            layers: vec![LayerKind::Full, LayerKind::Sliding, LayerKind::Sliding, LayerKind::Full],
+            window: 512,
+            kv_heads: 1,
+            head_dim: 8,
+            block_len: BLOCK_LEN as u32,
+        },
+        scalars: vec![("epsilon".into(), 1e-6_f64.to_bits())],
+        context_policy: "refuse".into(),
+        media: None,
+        draft: None,
+        representation: Representation {
+            route: "scalar-1".into(),
+            kv_type: "f16".into(),
+            layout: "planes-1".into(),
+            row_bytes: 16,
+            full_block_bytes: 8_192,
+            sliding_block_bytes: 10_240,
+        },
+    }
+}
+
+/// Pages as chunks, so that small blocks have several.
+pub(crate) fn options() -> LibraryOptions {
+    LibraryOptions { chunk_bytes: 4096, ..LibraryOptions::default() }
+}
+
+pub(crate) fn library(store: &MemoryStore, keys: &KeyRing) -> Library {
+    open(Arc::new(store.clone()), keys)
+}
+
+pub(crate) fn open(store: Arc<dyn PackStore>, keys: &KeyRing) -> Library {
+    Library::open(store, keys.clone(), options()).expect("an honest store opens")
+}
+
+/// Tokens that depend on `seed` from position `from` on.
+pub(crate) fn prompt(len: usize, from: usize, seed: u64) -> Vec<Unit> {
+    let token = |i: usize| {
+        let seed = if i < from { 0 } else { seed };
+        // Spread, so that tokens look like tokens of a large vocabulary.
+        (mix(i as u64 ^ seed << 32) % 200_000) as u32
+    };
+    (0..len).map(|i| Unit::token(token(i))).collect()
+}
+
+/// The bytes that a deterministic model would have computed for a block: they depend on everything before its end.
+pub(crate) fn rows(scope: &Scope, units: &[Unit], group: KvGroup, index: usize) -> Vec<u8> {
+    let end = ((index + 1) * BLOCK_LEN).min(units.len());
+    let key = scope.chain(&units[..end])[index];
+    let mut hasher = blake3::Hasher::new_keyed(&key);
+    hasher.update(if group == KvGroup::Full { b"full" } else { b"sliding" });
+    let mut bytes = vec![0; scope.block_bytes(group)];
+    hasher.finalize_xof().fill(&mut bytes);
+    bytes
+}
+
+/// Publishes a prefix with all its blocks.
+pub(crate) fn publish(library: &Library, scope: &Scope, units: &[Unit]) -> Result<Published, PackError> {
+    publish_with(library, scope, units, false, |_| true)
+}
+
+/// Publishes a prefix with those sliding blocks that `keep` names.
+pub(crate) fn publish_with(
+    library: &Library,
+    scope: &Scope,
+    units: &[Unit],
+    pinned: bool,
+    keep: impl Fn(usize) -> bool,
+) -> Result<Published, PackError> {
+    let mut publication = library.begin_publish(scope, units)?;
+    for wanted in publication.wanted() {
+        if wanted.group == KvGroup::Full || keep(wanted.index) {
+            publication.put(wanted.group, wanted.index, &rows(scope, units, wanted.group, wanted.index))?;
+        }
+    }
+    publication.commit(pinned)
+}
+
+/// Fetches all of a plan and compares it with what was computed.
+pub(crate) fn restore(
+    library: &Library,
+    scope: &Scope,
+    units: &[Unit],
+    plan: &Plan,
+) -> Result<(), PackError> {
+    for segment in &plan.segments {
+        let mut bytes = vec![0xaa; segment.bytes];
+        library.fetch(scope, segment, &mut bytes)?;
+        if segment.positions == BLOCK_LEN {
+            assert!(bytes == rows(scope, units, segment.group, segment.index), "wrong rows in {segment:?}");
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn mix(value: u64) -> u64 {
+    let value = (value ^ value >> 33).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    let value = (value ^ value >> 33).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    value ^ value >> 33
+}
+
+/// A reproducible sequence of numbers.
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        (mix(self.0) % bound.max(1) as u64) as usize
+    }
+}
