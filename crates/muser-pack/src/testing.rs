@@ -126,13 +126,3 @@ pub(crate) fn mix(value: u64) -> u64 {
     let value = (value ^ value >> 33).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
     value ^ value >> 33
 }
-
-/// A reproducible sequence of numbers.
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        (mix(self.0) % bound.max(1) as u64) as usize
-    }
-}

@@ -168,10 +168,10 @@ impl View {
     }
 
     /// A catalog with only what is visible now, or `None` if that is not much shorter.
-    pub(super) fn compacted(&self, keys: &KeyRing) -> Result<Option<(Vec<u8>, Self)>, PackError> {
+    pub(super) fn compacted(&self, keys: &KeyRing) -> Option<(Vec<u8>, Self)> {
         let visible = self.packs.len() + self.records.len();
         if (self.read as usize) < 64 + 4 * visible {
-            return Ok(None);
+            return None;
         }
         let mut view = Self::new(self.anchor.0.clone());
         let seen = self.seen();
@@ -188,7 +188,7 @@ impl View {
             view.accept(&record);
             view.apply(entry);
         }
-        Ok(Some((bytes, view)))
+        Some((bytes, view))
     }
 
     fn head_record(&self, keys: &KeyRing, generation: u64, store: &[u8; 32]) -> [u8; RECORD_BYTES] {

@@ -143,10 +143,7 @@ impl Library {
         if let Some(locked) = &mut locked {
             self.shared.refresh_locked(&mut view, &mut **locked)?;
         }
-        let locked = match &mut locked {
-            Some(locked) => Some(&mut **locked as &mut dyn LockedCatalog),
-            None => None,
-        };
+        let locked = locked.as_mut().map(|locked| &mut **locked as &mut dyn LockedCatalog);
         work(&self.shared, &mut view, locked).map_err(|error| self.shared.counters.failed(error))
     }
 }

@@ -35,7 +35,6 @@ pub use restore::Fetch;
 
 /// How a library behaves.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct LibraryOptions {
     /// Encrypt what is written and refuse what is not encrypted. Without it bytes are still authenticated.
     pub encrypt: bool,
@@ -368,9 +367,11 @@ impl Shared {
         let has_catalog = self.store.catalog().is_some();
         let digest = view.packs.get(&id).map(|(digest, _)| *digest);
         if has_catalog && digest.is_none() {
-            return Err(match self.store.contains(&id.object())? {
-                true => self.counters.failed(PackError::refused(id.object(), Refusal::Replayed)),
-                false => PackError::NotFound { object: id.object().to_string() },
+            let put_back = self.store.contains(&id.object())?;
+            return Err(if put_back {
+                self.counters.failed(PackError::refused(id.object(), Refusal::Replayed))
+            } else {
+                PackError::NotFound { object: id.object().to_string() }
             });
         }
         self.read_manifest(id, digest).map_err(|error| self.counters.failed(error))

@@ -325,7 +325,7 @@ impl Shared {
             self.remove_locked(&mut view, locked.as_deref_mut(), other)?;
         }
         if let Some(locked) = &mut locked
-            && let Some((records, compacted)) = view.compacted(&keys)?
+            && let Some((records, compacted)) = view.compacted(&keys)
         {
             locked.replace(&records)?;
             *view = compacted;

@@ -280,7 +280,7 @@ fn expected(stored: &[(Vec<Unit>, u32)], query: &[Unit], tails: bool, window: us
             |units: &[Unit]| units.len() >= end && query.len() >= end && units[..end] == query[..end];
         stored.iter().any(|(units, keep)| shares(units) && (!sliding || keep >> index & 1 == 1))
     };
-    let whole = (0..).take_while(|&index| has(index, false)).count();
+    let whole = (0..query.len() / BLOCK_LEN).take_while(|&index| has(index, false)).count();
     let window_is_there = |boundary: usize, position: usize| {
         let first = ((position + 1).saturating_sub(window) / BLOCK_LEN).min(boundary);
         (first..boundary).all(|index| has(index, true))

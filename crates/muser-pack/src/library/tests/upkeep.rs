@@ -123,7 +123,8 @@ fn concurrent_publications_and_lookups_agree() {
                         Ok(_) => {}
                         // Segments that were there may be dropped by somebody else meanwhile.
                         Err(error) => {
-                            assert!(["full", "missing_segment"].contains(&error.counter_name()), "{error}")
+                            let name = error.counter_name();
+                            assert!(matches!(name, "full" | "missing_segment"), "{error}");
                         }
                     }
                     if let Some(plan) = library.longest(scope, &units, units.len(), false) {
@@ -196,7 +197,7 @@ fn records_keep_their_last_revision() {
     let old = store.list(Area::Records).expect("list")[0].name;
     let old_bytes = store.bytes(&old).expect("there");
     assert_eq!(library.put_record("session", "a", b"second").expect("written"), 2);
-    assert_eq!(library.put_record("session", "b", &[7; 300_000]).expect("written"), 1);
+    assert_eq!(library.put_record("session", "b", &vec![7; 300_000]).expect("written"), 1);
     assert_eq!(library.put_record("other", "a", b"other").expect("written"), 1);
     assert_eq!(library.record("session", "a").expect("read"), Some((b"second".to_vec(), 2)));
     // The old revision put back in its place or in the new one's.
