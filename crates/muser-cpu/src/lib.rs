@@ -10,6 +10,7 @@
 
 mod executor;
 mod isa;
+mod kernel_probe;
 mod kernels;
 mod memory;
 mod options;
@@ -21,6 +22,7 @@ mod weights;
 
 pub use executor::{CpuDescription, CpuExecutor};
 pub use isa::{ISA_VARIABLE, Isa};
+pub use kernel_probe::KernelProbe;
 pub use memory::available_bytes;
 pub use options::{CpuOptions, Repack};
 pub use probe::{BandwidthProbe, ReadBandwidth};

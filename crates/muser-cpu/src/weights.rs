@@ -173,7 +173,7 @@ unsafe fn repack_tile(job: &Job, tile: usize, to: *mut u8) {
     }
     // SAFETY: by the contract of this function, and rows lie inside the matrix.
     unsafe {
-        job.shape.transpose(&rows, blocks, to, to.add(blocks * job.shape.word_bytes()));
+        job.shape.transpose(&rows, blocks, to.add(job.shape.words_start(blocks)), to);
     }
 }
 

@@ -6,15 +6,11 @@
 
 use muser_gguf::GgmlType;
 
-use super::layout::{BlockShape, TILE_ROWS};
+use super::layout::{BlockShape, TILE_ROWS, place_five, place_six};
 use super::matmul::{MatrixView, SCRATCH, SUPER_SUMS, fetch};
 use super::tile::{PanelBlock, stride};
 use super::unpack::{Words, high_nibbles, low_nibbles, shift_right};
 use crate::simd::Simd;
-
-/// Bytes ahead of the words in use that are asked for. Measured on Zen 4 with both cores at work, GB/s of weights by
-/// distance: none 22.2, 1024 27.0, 1536 25.9, 2048 28.0-28.5, 4096 21.6: far requests fight with the hardware's own streams.
-const AHEAD: usize = 2048;
 
 /// Does [`tile`] have this type?
 pub(crate) fn has(ty: GgmlType) -> bool {
@@ -94,17 +90,18 @@ unsafe fn with_mins<S: Simd, const T: usize, const FIFTH: bool>(
     x: PanelBlock,
     acc: &mut [S::F; T],
 ) {
-    let (s0, s1, s2) = (w.get(1), w.get(2), w.get(3));
+    let (head, s0, s1, s2) = (w.next(0), w.next(1), w.next(2), w.next(3));
     let six = S::i_splat(0x3f3f_3f3f);
     let top = S::i_splat(0x3030_3030);
     // Eight 6-bit scales and mins: see `unpack`.
     let scales = [S::i_and(s0, six), S::i_or(low_nibbles::<S>(s2), S::i_and(S::i_shr::<2>(s0), top))];
     let mins = [S::i_and(s1, six), S::i_or(high_nibbles::<S>(s2), S::i_and(S::i_shr::<2>(s1), top))];
     let mut isum = [S::i_splat(0); T];
-    mins_quarter::<S, T, FIFTH, 0>(w, &x, scales[0], &mut isum);
-    mins_quarter::<S, T, FIFTH, 1>(w, &x, scales[0], &mut isum);
-    mins_quarter::<S, T, FIFTH, 2>(w, &x, scales[1], &mut isum);
-    mins_quarter::<S, T, FIFTH, 3>(w, &x, scales[1], &mut isum);
+    let mut bits = [S::i_splat(0); 8];
+    mins_quarter::<S, T, FIFTH, 0>(w, &x, scales[0], &mut bits, &mut isum);
+    mins_quarter::<S, T, FIFTH, 1>(w, &x, scales[0], &mut bits, &mut isum);
+    mins_quarter::<S, T, FIFTH, 2>(w, &x, scales[1], &mut bits, &mut isum);
+    mins_quarter::<S, T, FIFTH, 3>(w, &x, scales[1], &mut bits, &mut isum);
     let mask = S::i_splat(0x00ff_00ff);
     let pairs = [
         S::i_and(mins[0], mask),
@@ -112,7 +109,6 @@ unsafe fn with_mins<S: Simd, const T: usize, const FIFTH: bool>(
         S::i_and(mins[1], mask),
         S::i_and(S::i_shr::<8>(mins[1]), mask),
     ];
-    let head = w.get(0);
     let (d, m) = (S::f_from_half(head), S::f_from_half(S::i_shr::<16>(head)));
     for t in 0..T {
         let mut msum = S::i_splat(0);
@@ -131,6 +127,7 @@ unsafe fn mins_quarter<S: Simd, const T: usize, const FIFTH: bool, const C: usiz
     w: &Words<S>,
     x: &PanelBlock,
     scales: S::I,
+    bits: &mut [S::I; 8],
     isum: &mut [S::I; T],
 ) {
     let quants = if FIFTH { 12 } else { 4 };
@@ -140,14 +137,16 @@ unsafe fn mins_quarter<S: Simd, const T: usize, const FIFTH: bool, const C: usiz
     let mut low_dot = [S::i_splat(0); T];
     let mut high_dot = [S::i_splat(0); T];
     for j in 0..8 {
+        if FIFTH && C == 0 {
+            bits[j] = w.next(place_five(4 + j));
+        }
         let at = quants + 8 * C + j;
-        let v = w.get(at);
-        w.ask(at, AHEAD);
+        let v = w.next(if FIFTH { place_five(at) } else { at });
         let mut low = low_nibbles::<S>(v);
         let mut high =
             if in_place { S::i_and(v, S::i_splat(0xf0f0_f0f0_u32 as i32)) } else { high_nibbles::<S>(v) };
         if FIFTH {
-            let bits = w.get(4 + j);
+            let bits = bits[j];
             let (a, b) = match C {
                 0 => (S::i_shl::<4>(bits), S::i_shl::<3>(bits)),
                 1 => (S::i_shl::<2>(bits), S::i_shl::<1>(bits)),
@@ -181,11 +180,13 @@ unsafe fn six_bits<S: Simd, const T: usize>(
     acc: &mut [S::F; T],
 ) {
     let mut isum = [S::i_splat(0); T];
-    six_quarter::<S, T, 0, 0>(w, &x, &mut isum);
-    six_quarter::<S, T, 0, 1>(w, &x, &mut isum);
-    six_quarter::<S, T, 1, 0>(w, &x, &mut isum);
-    six_quarter::<S, T, 1, 1>(w, &x, &mut isum);
     let d = S::f_load_f16(extra.cast::<u16>().add(w.lane));
+    let scales = [w.next(place_six(48)), w.next(place_six(49))];
+    six_quarter::<S, T, 0, 0>(w, &x, scales, &mut isum);
+    six_quarter::<S, T, 0, 1>(w, &x, scales, &mut isum);
+    let scales = [w.next(place_six(50)), w.next(place_six(51))];
+    six_quarter::<S, T, 1, 0>(w, &x, scales, &mut isum);
+    six_quarter::<S, T, 1, 1>(w, &x, scales, &mut isum);
     for t in 0..T {
         let scale = S::f_mul(d, S::f_splat(*x.d.add(t)));
         acc[t] = S::f_fma(S::f_from_i(isum[t]), scale, acc[t]);
@@ -197,6 +198,7 @@ unsafe fn six_bits<S: Simd, const T: usize>(
 unsafe fn six_quarter<S: Simd, const T: usize, const N: usize, const HALF: usize>(
     w: &Words<S>,
     x: &PanelBlock,
+    scales: [S::I; 2],
     isum: &mut [S::I; T],
 ) {
     let two = S::i_splat(0x3030_3030);
@@ -209,10 +211,9 @@ unsafe fn six_quarter<S: Simd, const T: usize, const N: usize, const HALF: usize
         }
     }
     for j in 4 * HALF..4 * HALF + 4 {
-        let (a, b, high) = (w.get(16 * N + j), w.get(16 * N + 8 + j), w.get(32 + 8 * N + j));
-        w.ask(16 * N + j, AHEAD);
-        w.ask(16 * N + 8 + j, AHEAD);
-        w.ask(32 + 8 * N + j, AHEAD);
+        let a = w.next(place_six(16 * N + j));
+        let b = w.next(place_six(16 * N + 8 + j));
+        let high = w.next(place_six(32 + 8 * N + j));
         let codes = [
             S::i_or(low_nibbles::<S>(a), S::i_and(S::i_shl::<4>(high), two)),
             S::i_or(low_nibbles::<S>(b), S::i_and(S::i_shl::<2>(high), two)),
@@ -225,7 +226,6 @@ unsafe fn six_quarter<S: Simd, const T: usize, const N: usize, const HALF: usize
             }
         }
     }
-    let scales = [w.get(48 + 2 * N), w.get(49 + 2 * N)];
     for run in 0..4 {
         let word = scales[run / 2];
         // Signed byte 2 (run % 2) + HALF.

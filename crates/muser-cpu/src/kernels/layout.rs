@@ -1,22 +1,49 @@
 //! How quantised weights lie in memory when 16 output rows are interleaved.
 //!
 //! A *tile row* is 16 output rows over all of K. Of each block, the 32-bit words of the file's layout are transposed:
-//! word `j` of rows 0..16 becomes 64 consecutive bytes, so that lane `r` of a 16-lane vector belongs to output row `r`
+//! one word of rows 0..16 becomes 64 consecutive bytes, so that lane `r` of a 16-lane vector belongs to output row `r`
 //! and nothing needs a sum across lanes. Types whose size is not a multiple of four keep their odd scale (an f16, or one
-//! byte) beside the words:
+//! byte) in front of the words of the tile row:
 //!
 //! ```text
-//! tile row:  block 0                block 1                ...   extra 0           extra 1   ...
-//!            w0 r0..r15 | w1 ... |  w0 r0..r15 | w1 ... |        d r0 .. d r15 |   d r0 ...
+//! tile row:  extra 0           extra 1   ...   block 0                block 1                ...
+//!            d r0 .. d r15 |   d r0 ...        w0 r0..r15 | w1 ... |  w0 r0..r15 | w1 ... |
 //! ```
 //!
-//! Not one byte more than the file has. A matrix is either transposed once at load (*repacked*) or tile by tile into
+//! Words of a block lie in the order in which the one-row kernels read them ([`BlockShape::place`]): the hardware's
+//! streams follow nothing but ascending lines. Not one byte more than the file has, but for rounding a row's extras up to
+//! a cache line. A matrix is either transposed once at load (*repacked*) or tile by tile into
 //! scratch memory at each use (*native*); both give the same words to the same code, hence the same bits.
 
 use muser_gguf::GgmlType;
 
 /// Rows of a tile.
 pub(crate) const TILE_ROWS: usize = 16;
+
+/// Words of a Q5_K block: no other type has as many.
+const FIVE_BITS: usize = 44;
+/// Words of a Q6_K block: no other type has as many.
+const SIX_BITS: usize = 52;
+
+/// Q5_K: head and scales, then each word of fifth bits before the first word of nibbles that it belongs to.
+#[inline(always)]
+pub(crate) const fn place_five(j: usize) -> usize {
+    match j {
+        4..12 => 2 * j - 4,
+        12..20 => 2 * j - 19,
+        _ => j,
+    }
+}
+
+/// Q6_K: for each half its two words of scales, then low bits, low bits of 32 inputs on, and their high bits, in turn.
+#[inline(always)]
+pub(crate) const fn place_six(j: usize) -> usize {
+    match j {
+        0..32 => 26 * (j / 16) + 2 + 3 * (j % 8) + j % 16 / 8,
+        32..48 => 26 * ((j - 32) / 8) + 4 + 3 * (j % 8),
+        _ => 26 * ((j - 48) / 2) + j % 2,
+    }
+}
 
 /// Words and odd bytes of one block of a type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,9 +101,24 @@ impl BlockShape {
         self.extra * TILE_ROWS
     }
 
-    /// Bytes of a tile row of `blocks` blocks.
+    /// Where the words of a tile row of `blocks` blocks begin; its odd scales begin at 0.
+    pub(crate) fn words_start(&self, blocks: usize) -> usize {
+        (self.extra_bytes() * blocks).next_multiple_of(64)
+    }
+
+    /// Bytes of a tile row of `blocks` blocks: whole cache lines.
     pub(crate) fn tile_bytes(&self, blocks: usize) -> usize {
-        self.bytes * TILE_ROWS * blocks
+        self.words_start(blocks) + self.word_bytes() * blocks
+    }
+
+    /// Place in the transposed block of the file's word `j`.
+    #[inline(always)]
+    pub(crate) const fn place(&self, j: usize) -> usize {
+        match self.words {
+            FIVE_BITS => place_five(j),
+            SIX_BITS => place_six(j),
+            _ => j,
+        }
     }
 
     /// Transposes `count` blocks of 16 rows. `row[r]` points at the first block of row `r`.
@@ -98,7 +140,7 @@ impl BlockShape {
                 let from = row.add(block * self.bytes + self.words_at);
                 for j in 0..self.words {
                     let word = from.add(4 * j).cast::<u32>().read_unaligned();
-                    words.add((j * TILE_ROWS + r) * 4).cast::<u32>().write_unaligned(word);
+                    words.add((self.place(j) * TILE_ROWS + r) * 4).cast::<u32>().write_unaligned(word);
                 }
             }
             let extra = extra.add(block * self.extra_bytes());
@@ -106,6 +148,23 @@ impl BlockShape {
                 let from = row.add(block * self.bytes + self.extra_at);
                 std::ptr::copy_nonoverlapping(from, extra.add(r * self.extra), self.extra);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_word_has_a_place_of_its_own() {
+        for ty in (0..64).filter_map(GgmlType::from_id) {
+            let Some(shape) = BlockShape::of(ty) else { continue };
+            let mut places: Vec<_> = (0..shape.words).map(|j| shape.place(j)).collect();
+            places.sort_unstable();
+            assert_eq!(places, (0..shape.words).collect::<Vec<_>>(), "{}", ty.name());
+            assert_eq!(shape.words == FIVE_BITS, ty == GgmlType::Q5_K);
+            assert_eq!(shape.words == SIX_BITS, ty == GgmlType::Q6_K);
         }
     }
 }

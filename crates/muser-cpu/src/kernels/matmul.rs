@@ -76,7 +76,7 @@ impl MatrixView {
 
     /// Bytes from one repacked tile row to the next: whole cache lines.
     pub(crate) fn tile_stride(&self, shape: BlockShape) -> usize {
-        shape.tile_bytes(self.cols / shape.len).next_multiple_of(64)
+        shape.tile_bytes(self.cols / shape.len)
     }
 }
 
@@ -231,8 +231,8 @@ pub(super) unsafe fn fetch(
         Storage::Repacked(base) => {
             let blocks = m.cols / shape.len;
             let base = base.add(tile * m.tile_stride(shape));
-            let words = base.add(block * per * shape.word_bytes());
-            (words, base.add(blocks * shape.word_bytes() + block * per * shape.extra_bytes()))
+            let words = base.add(shape.words_start(blocks) + block * per * shape.word_bytes());
+            (words, base.add(block * per * shape.extra_bytes()))
         }
         Storage::Native(base) => transpose_native(m, shape, base, tile, block, scratch),
     }

@@ -61,7 +61,7 @@ fn repack(ty: GgmlType, native: &[u8], rows: usize, cols: usize, view: &MatrixVi
         let to = out[tile * stride..].as_mut_ptr();
         let blocks = cols / shape.len;
         // SAFETY: rows have `blocks` blocks, the target a tile row.
-        unsafe { shape.transpose(&from, blocks, to, to.add(blocks * shape.word_bytes())) };
+        unsafe { shape.transpose(&from, blocks, to.add(shape.words_start(blocks)), to) };
     }
     out
 }

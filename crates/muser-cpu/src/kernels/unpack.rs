@@ -5,6 +5,7 @@
 
 use muser_gguf::{GgmlType, mxfp4_scale, nvfp4_scale};
 
+use super::layout::{place_five, place_six};
 use crate::simd::Simd;
 
 /// 16 rows x 256 inputs, unpacked. Stays in the first-level cache.
@@ -116,12 +117,13 @@ impl<S: Simd> Words<S> {
         S::i_load(self.words.add(j * 64 + self.lane * 4))
     }
 
-    /// Prefetches what lies `ahead` bytes after word `j`.
+    /// [`Self::get`] that the compiler leaves in its place: loads before it stay before, loads after it after. The
+    /// hardware follows a stream of ascending lines; the compiler would move loads by thousands of bytes.
     #[inline(always)]
-    pub(super) unsafe fn ask(&self, j: usize, ahead: usize) {
-        if self.lane == 0 {
-            S::prefetch(self.words.wrapping_add(j * 64 + ahead));
-        }
+    pub(super) unsafe fn next(&self, j: usize) -> S::I {
+        let word = self.get(j);
+        std::sync::atomic::compiler_fence(std::sync::atomic::Ordering::SeqCst);
+        word
     }
 }
 
@@ -266,9 +268,9 @@ pub(super) unsafe fn unpack_super<S: Simd>(
                 six_bit_scales::<S>(tile, lane, [w.get(1), w.get(2), w.get(3)]);
                 let bit = S::i_splat(0x1010_1010);
                 for j in 0..8 {
-                    let high = w.get(4 + j);
+                    let high = w.get(place_five(4 + j));
                     for c in 0..4 {
-                        let v = w.get(12 + 8 * c + j);
+                        let v = w.get(place_five(12 + 8 * c + j));
                         // Bit 2 c belongs to the low nibbles, bit 2 c + 1 to the high ones; both go to bit 4.
                         let (low_bit, high_bit) = match c {
                             0 => (S::i_shl::<4>(high), S::i_shl::<3>(high)),
@@ -294,7 +296,7 @@ pub(super) unsafe fn unpack_super<S: Simd>(
             GgmlType::Q6_K => {
                 put_d_half::<S>(tile, 0, lane, extra);
                 for a in 0..4 {
-                    let v = w.get(48 + a);
+                    let v = w.get(place_six(48 + a));
                     let scales = [
                         S::i_sra::<24>(S::i_shl::<24>(v)),
                         S::i_sra::<24>(S::i_shl::<16>(v)),
@@ -306,9 +308,9 @@ pub(super) unsafe fn unpack_super<S: Simd>(
                 let two = S::i_splat(0x3030_3030);
                 for n in 0..2 {
                     for j in 0..8 {
-                        let high = w.get(32 + 8 * n + j);
-                        let a = w.get(16 * n + j);
-                        let b = w.get(16 * n + 8 + j);
+                        let high = w.get(place_six(32 + 8 * n + j));
+                        let a = w.get(place_six(16 * n + j));
+                        let b = w.get(place_six(16 * n + 8 + j));
                         let at = 32 * n + j;
                         put::<S>(
                             tile,
