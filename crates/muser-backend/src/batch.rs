@@ -25,6 +25,15 @@ pub struct RowWants {
     pub features: bool,
     /// Final hidden state after the output norm (embeddings).
     pub hidden: bool,
+    /// The id of the largest logit alone: a device need not hand out the row for a greedy choice.
+    pub argmax: bool,
+}
+
+impl RowWants {
+    /// Must the vocabulary matrix be applied to the row?
+    pub fn needs_logits(self) -> bool {
+        self.logits || self.argmax
+    }
 }
 
 /// One token position of one sequence.
@@ -204,4 +213,76 @@ pub struct StepOutput {
     pub features: Vec<f32>,
     /// One row of hidden size for every row that wants its final hidden state.
     pub hidden: Vec<f32>,
+    /// [`argmax`] of the logits of every row that wants it.
+    pub argmax: Vec<Option<u32>>,
+}
+
+impl StepOutput {
+    /// For executors whose logits are on the host anyway. `logits` comes with a row for every row of the batch that
+    /// [`RowWants::needs_logits`]; the largest are written down, and the rows that nobody wants whole are dropped.
+    pub fn reduce_to_argmax(&mut self, batch: &StepBatch, vocab: usize) {
+        self.argmax.clear();
+        if !batch.rows().iter().any(|row| row.wants.argmax) {
+            return;
+        }
+        let (mut from, mut to) = (0, 0);
+        for row in batch.rows().iter().filter(|row| row.wants.needs_logits()) {
+            if row.wants.argmax {
+                self.argmax.push(argmax(&self.logits[from..from + vocab]));
+            }
+            if row.wants.logits {
+                self.logits.copy_within(from..from + vocab, to);
+                to += vocab;
+            }
+            from += vocab;
+        }
+        self.logits.truncate(to);
+    }
+}
+
+/// The index of the largest value, the lowest among equals; `None` if a value is not finite (or there is none).
+pub fn argmax(logits: &[f32]) -> Option<u32> {
+    // Without branches: a value that is not finite survives in the sum of zero products.
+    let (mut best, mut poison) = (f32::NEG_INFINITY, 0.0f32);
+    for &value in logits {
+        best = if value > best { value } else { best };
+        poison += value * 0.0;
+    }
+    if !poison.is_finite() {
+        return None;
+    }
+    logits.iter().position(|&value| value == best).map(|at| at as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn argmax_takes_the_first_of_equals_and_refuses_what_is_not_finite() {
+        let check =
+            |logits: &[f32], expected: Option<u32>| assert_eq!(argmax(logits), expected, "{logits:?}");
+        check(&[1.0, 3.0, 3.0, 2.0], Some(1));
+        check(&[-0.0, 0.0], Some(0));
+        check(&[-5.0], Some(0));
+        check(&[], None);
+        check(&[1.0, f32::NAN, 2.0], None);
+        check(&[1.0, f32::INFINITY], None);
+        check(&[f32::NEG_INFINITY, 1.0], None);
+    }
+
+    #[test]
+    fn only_the_rows_that_are_wanted_whole_stay() {
+        let mut batch = StepBatch::default();
+        batch.push_seq(0, &[], 0, &[]);
+        for (logits, argmax) in [(true, false), (false, true), (false, false), (true, true), (false, true)] {
+            let wants = RowWants { logits, argmax, ..RowWants::default() };
+            batch.push_row(Row { input: RowInput::Token(0), wants });
+        }
+        let mut out =
+            StepOutput { logits: vec![9.0, 1.0, 2.0, 3.0, 5.0, 4.0, 7.0, 8.0], ..StepOutput::default() };
+        out.reduce_to_argmax(&batch, 2);
+        assert_eq!(out.logits, [9.0, 1.0, 5.0, 4.0]);
+        assert_eq!(out.argmax, [Some(1), Some(0), Some(1)]);
+    }
 }

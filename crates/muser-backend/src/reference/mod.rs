@@ -151,19 +151,20 @@ impl ReferenceExecutor {
         let g = &self.model.geometry;
         let mut wanted = Vec::new();
         for (row, x) in batch.rows().iter().zip(h.chunks(g.hidden)) {
-            if row.wants.logits || row.wants.hidden {
+            if row.wants.needs_logits() || row.wants.hidden {
                 let mut y = x.to_vec();
                 ops::rms_norm(&mut y, Some(&self.model.output_norm), g.rms_eps);
                 if row.wants.hidden {
                     out.hidden.extend_from_slice(&y);
                 }
-                if row.wants.logits {
+                if row.wants.needs_logits() {
                     wanted.extend_from_slice(&y);
                 }
             }
         }
         out.logits = product(&self.model.output, &wanted);
         self.cap(&mut out.logits);
+        out.reduce_to_argmax(batch, g.vocab);
     }
 
     /// Logit scale, then soft cap.

@@ -12,7 +12,8 @@ mod step;
 mod tests;
 
 use muser_backend::{
-    DraftBatch, ExecError, Executor, ExecutorInfo, KvCapacity, KvType, StepBatch, StepOutput, draft_mark,
+    DraftBatch, ExecError, Executor, ExecutorInfo, KvCapacity, KvType, StepBatch, StepOutput, arith,
+    draft_mark,
 };
 use muser_gguf::GgmlType;
 use muser_kv::{BlockId, KvGroup};
@@ -34,7 +35,7 @@ use plan::Plan;
 use step::{StepContext, ThreadScratch};
 
 /// Revision of the CPU arithmetic; part of the numeric route. The same for all instruction sets: the bits are.
-const ROUTE: &str = "cpu-1/f16";
+const ROUTE: &str = "cpu-2/f16";
 
 /// Revision of the draft's context arithmetic; blocks that hold a draft's planes also name the draft.
 const DRAFT_ROUTE: &str = "dflash-1";
@@ -44,7 +45,7 @@ const DRAFT_ROUTE: &str = "dflash-1";
 pub(crate) struct RowPlace {
     pub(crate) seq: usize,
     pub(crate) position: usize,
-    /// Number among the rows that want logits.
+    /// Number among the rows that need logits.
     pub(crate) logits: Option<usize>,
     pub(crate) features: Option<usize>,
     pub(crate) hidden: Option<usize>,
@@ -142,7 +143,7 @@ impl CpuExecutor {
             features: 0,
             draft: None,
         };
-        let inverse_frequencies = inverse_frequencies(g.rope_theta, g.head_dim);
+        let inverse_frequencies = arith::inverse_frequencies(f64::from(g.rope_theta), g.head_dim);
         Ok(Self {
             info,
             description,
@@ -182,7 +183,7 @@ impl CpuExecutor {
                 self.rows.push(RowPlace {
                     seq: index,
                     position: seq.start_pos as usize + i,
-                    logits: number(wants.logits, &mut logits),
+                    logits: number(wants.needs_logits(), &mut logits),
                     features: number(wants.features, &mut features),
                     hidden: number(wants.hidden, &mut hidden),
                 });
@@ -250,7 +251,9 @@ impl Executor for CpuExecutor {
         };
         self.pool
             .run(&|worker| context.run(worker))
-            .map_err(|what| ExecError::Device { device: "cpu".into(), what })
+            .map_err(|what| ExecError::Device { device: "cpu".into(), what })?;
+        out.reduce_to_argmax(batch, self.info.vocab);
+        Ok(())
     }
 
     fn attach_draft(&mut self, draft: Draft) -> Result<(), ExecError> {
@@ -329,11 +332,6 @@ fn thread_scratch(threads: usize, rows: usize, head_dim: usize) -> Vec<ThreadScr
         attention: attention::Scratch::new(head_dim),
     };
     (0..threads).map(|_| one()).collect()
-}
-
-/// Angle of each pair of a head per position.
-fn inverse_frequencies(theta: f32, head_dim: usize) -> Vec<f64> {
-    (0..head_dim / 2).map(|t| f64::from(theta).powf(-2.0 * t as f64 / head_dim as f64)).collect()
 }
 
 /// All matrices that products read.

@@ -5,7 +5,7 @@
 //! norm, quantise | products gate up | silu, quantise | down product | add, norm, quantise.
 #![allow(unsafe_code, reason = "threads write disjoint parts of shared buffers")]
 
-use muser_backend::{RowInput, StepBatch};
+use muser_backend::{RowInput, StepBatch, arith};
 use muser_gguf::dequantize_row;
 use muser_kv::BlockId;
 use muser_model::Model;
@@ -104,8 +104,8 @@ impl StepContext<'_> {
 
             worker.share(n, |row| {
                 // SAFETY: the row belongs to this item.
-                unsafe { self.add_projected(row, &norms.post_attention_norm) };
-                self.norm_input(row, &norms.ffn_norm);
+                let r = unsafe { self.add_projected(row, &norms.post_attention_norm) };
+                self.norm_input(row, &norms.ffn_norm, Some(r));
             });
             worker.barrier()?;
 
@@ -132,11 +132,11 @@ impl StepContext<'_> {
 
             worker.share(n, |row| {
                 // SAFETY: the row belongs to this item.
-                unsafe { self.add_projected(row, &norms.post_ffw_norm) };
+                let r = unsafe { self.add_projected(row, &norms.post_ffw_norm) };
                 if index + 1 < self.weights.layers.len() {
-                    self.enter_layer(row, index + 1);
+                    self.enter_layer(row, index + 1, Some(r));
                 } else {
-                    self.leave(row);
+                    self.leave(row, r);
                 }
             });
             worker.barrier()?;
@@ -182,11 +182,11 @@ impl StepContext<'_> {
             // SAFETY: as above.
             unsafe { draft.place(row, position) };
         }
-        self.enter_layer(row, 0);
+        self.enter_layer(row, 0, None);
     }
 
     /// Input of a layer: features if asked for, norm, quantised.
-    fn enter_layer(&self, row: usize, layer: usize) {
+    fn enter_layer(&self, row: usize, layer: usize, inverse_rms: Option<f32>) {
         let g = &self.model.geometry;
         if let (Some(at), Some(slot)) =
             (self.rows[row].features, self.feature_layers.iter().position(|&l| l == layer))
@@ -205,25 +205,30 @@ impl StepContext<'_> {
                 draft.tap(self.kernels, layer, row, self.rows.len(), h);
             }
         }
-        self.norm_input(row, &self.model.layers[layer].attn_norm);
+        self.norm_input(row, &self.model.layers[layer].attn_norm, inverse_rms);
     }
 
-    /// `a = norm(h) * weight`, quantised.
-    fn norm_input(&self, row: usize, weight: &[f32]) {
+    /// `a = norm(h) * weight`, quantised; `inverse_rms` of `h` if it is known.
+    fn norm_input(&self, row: usize, weight: &[f32], inverse_rms: Option<f32>) {
         let g = &self.model.geometry;
         let b = &self.buffers;
         let target = b.target(g.hidden, self.rows.len());
         // SAFETY: the row belongs to this item, the weight has `hidden` values.
         unsafe {
-            let a = b.a.add(row * g.hidden);
-            (self.kernels.rms_norm)(b.h.add(row * g.hidden), weight.as_ptr(), g.rms_eps, a, g.hidden);
+            let (h, a) = (b.h.add(row * g.hidden), b.a.add(row * g.hidden));
+            match inverse_rms {
+                Some(r) => (self.kernels.scale_row)(h, r, weight.as_ptr(), a, g.hidden),
+                None => (self.kernels.rms_norm)(h, weight.as_ptr(), g.rms_eps, a, g.hidden),
+            }
             (self.kernels.quantize)(a, row, 0, g.hidden, &target);
         }
     }
 
+    /// Adds the product's normed output to the residual stream; returns the inverse rms of the sum.
+    ///
     /// # Safety
     /// The row belongs to the caller's item.
-    unsafe fn add_projected(&self, row: usize, weight: &[f32]) {
+    unsafe fn add_projected(&self, row: usize, weight: &[f32]) -> f32 {
         let g = &self.model.geometry;
         let b = &self.buffers;
         // SAFETY: by contract; the weight has `hidden` values.
@@ -232,14 +237,14 @@ impl StepContext<'_> {
                 b.h.add(row * g.hidden),
                 b.projected.add(row * g.hidden),
                 weight.as_ptr(),
-                g.post_norm_eps,
+                (g.post_norm_eps, g.rms_eps),
                 g.hidden,
-            );
+            )
         }
     }
 
     /// Top of the model: final norm for rows that want something.
-    fn leave(&self, row: usize) {
+    fn leave(&self, row: usize, inverse_rms: f32) {
         let g = &self.model.geometry;
         let b = &self.buffers;
         let place = self.rows[row];
@@ -250,13 +255,8 @@ impl StepContext<'_> {
         // each. `a` is free, because the last layer's products are done.
         unsafe {
             let y = b.projected.add(row * g.hidden);
-            (self.kernels.rms_norm)(
-                b.h.add(row * g.hidden),
-                self.model.output_norm.as_ptr(),
-                g.rms_eps,
-                y,
-                g.hidden,
-            );
+            let weight = self.model.output_norm.as_ptr();
+            (self.kernels.scale_row)(b.h.add(row * g.hidden), inverse_rms, weight, y, g.hidden);
             if let Some(at) = place.hidden {
                 std::ptr::copy_nonoverlapping(y, self.hidden.add(at * g.hidden), g.hidden);
             }
@@ -389,8 +389,6 @@ impl StepContext<'_> {
 pub(crate) fn angles(inverse_frequencies: &[f64], position: usize, rope: &mut [f32]) {
     let half = inverse_frequencies.len();
     for (t, &frequency) in inverse_frequencies.iter().enumerate() {
-        let (sin, cos) = (position as f64 * frequency).sin_cos();
-        rope[t] = cos as f32;
-        rope[half + t] = sin as f32;
+        (rope[t], rope[half + t]) = arith::rotation(position, frequency);
     }
 }

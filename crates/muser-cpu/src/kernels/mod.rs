@@ -59,7 +59,8 @@ pub(crate) struct Kernels {
     pub(crate) float_run: unsafe fn(&Product, usize, usize),
     pub(crate) finish: unsafe fn(&Product, usize, usize, *mut f32),
     pub(crate) rms_norm: unsafe fn(*const f32, *const f32, f32, *mut f32, usize),
-    pub(crate) add_post_norm: unsafe fn(*mut f32, *const f32, *const f32, f32, usize),
+    pub(crate) scale_row: unsafe fn(*const f32, f32, *const f32, *mut f32, usize),
+    pub(crate) add_post_norm: unsafe fn(*mut f32, *const f32, *const f32, (f32, f32), usize) -> f32,
     pub(crate) quantize: unsafe fn(*const f32, usize, usize, usize, &QuantTarget),
     pub(crate) head_norm_rope: unsafe fn(*mut f32, *const f32, f32, usize, *const f32),
     pub(crate) head_norm_rope_halves: unsafe fn(*mut f32, *const f32, f32, usize, *const f32),
@@ -157,8 +158,18 @@ macro_rules! compile {
                 rows::rms_norm::<$simd>(x, weight, eps, out, len);
             }
             $(#[$attr])*
-            unsafe fn add_post_norm(h: *mut f32, o: *const f32, weight: *const f32, eps: f32, len: usize) {
-                rows::add_post_norm::<$simd>(h, o, weight, eps, len);
+            unsafe fn scale_row(x: *const f32, r: f32, weight: *const f32, out: *mut f32, len: usize) {
+                rows::scale_row::<$simd>(x, r, weight, out, len);
+            }
+            $(#[$attr])*
+            unsafe fn add_post_norm(
+                h: *mut f32,
+                o: *const f32,
+                weight: *const f32,
+                eps: (f32, f32),
+                len: usize,
+            ) -> f32 {
+                rows::add_post_norm::<$simd>(h, o, weight, eps, len)
             }
             $(#[$attr])*
             unsafe fn quantize(x: *const f32, row: usize, from: usize, to: usize, target: &QuantTarget) {
@@ -242,6 +253,7 @@ macro_rules! compile {
                 float_run,
                 finish,
                 rms_norm,
+                scale_row,
                 add_post_norm,
                 quantize,
                 head_norm_rope,

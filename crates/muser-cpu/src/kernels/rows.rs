@@ -1,10 +1,10 @@
 //! What is done to one row between two products: norms, quantisation, head norms with RoPE, gates.
 //!
-//! Sums over a row keep 16 partial sums (value `i` to lane `i % 16`, by `fma`, ascending) that are added as a tree.
+//! Sums over a row are those of [`arith::row_dot`] and [`arith::ResidualSums`], the same on every backend.
 
 use muser_backend::arith;
 
-use super::math::{exp, sigmoid, tree_sum};
+use super::math::{exp, sigmoid};
 use super::matmul::{Panels, SUPER_SUMS, panel_of};
 use crate::simd::Simd;
 
@@ -21,34 +21,6 @@ pub(crate) struct QuantTarget {
     pub(crate) rows: usize,
 }
 
-/// `sum(x[i]^2)` in the documented lane order.
-#[inline(always)]
-unsafe fn sum_of_squares<S: Simd>(x: *const f32, len: usize) -> f32 {
-    let parts = 16 / S::N;
-    let mut acc = [S::f_splat(0.0); 4];
-    for at in (0..len / 16 * 16).step_by(16) {
-        for (part, acc) in acc.iter_mut().enumerate().take(parts) {
-            let v = S::f_load(x.add(at + part * S::N));
-            *acc = S::f_fma(v, v, *acc);
-        }
-    }
-    let mut lanes = [0.0f32; 16];
-    for (part, &acc) in acc.iter().enumerate().take(parts) {
-        S::f_store(lanes.as_mut_ptr().add(part * S::N), acc);
-    }
-    for i in len / 16 * 16..len {
-        let v = *x.add(i);
-        lanes[i % 16] = v.mul_add(v, lanes[i % 16]);
-    }
-    tree_sum(&lanes)
-}
-
-/// `1 / sqrt(mean(x^2) + eps)`.
-#[inline(always)]
-unsafe fn inverse_rms<S: Simd>(x: *const f32, len: usize, eps: f32) -> f32 {
-    1.0 / (sum_of_squares::<S>(x, len) / len as f32 + eps).sqrt()
-}
-
 /// `out = x * inverse_rms(x) * weight`; without a weight if the pointer is null. `out` may be `x`.
 ///
 /// # Safety
@@ -61,7 +33,22 @@ pub(crate) unsafe fn rms_norm<S: Simd>(
     out: *mut f32,
     len: usize,
 ) {
-    let r = inverse_rms::<S>(x, len, eps);
+    let row = std::slice::from_raw_parts(x, len);
+    scale_row::<S>(x, arith::inverse_rms(arith::row_dot(row, row), len, eps), weight, out, len);
+}
+
+/// `out = x * r * weight`; without a weight if the pointer is null. `out` may be `x`.
+///
+/// # Safety
+/// All are valid for `len` values.
+#[inline(always)]
+pub(crate) unsafe fn scale_row<S: Simd>(
+    x: *const f32,
+    r: f32,
+    weight: *const f32,
+    out: *mut f32,
+    len: usize,
+) {
     let rv = S::f_splat(r);
     let whole = len / S::N * S::N;
     for i in (0..whole).step_by(S::N) {
@@ -77,7 +64,7 @@ pub(crate) unsafe fn rms_norm<S: Simd>(
     }
 }
 
-/// `h += (o * inverse_rms(o)) * weight`.
+/// `h = fma(c, o * weight, h)` with `c` the inverse rms of `o`; returns the inverse rms of the new `h`.
 ///
 /// # Safety
 /// All are valid for `len` values.
@@ -86,19 +73,22 @@ pub(crate) unsafe fn add_post_norm<S: Simd>(
     h: *mut f32,
     o: *const f32,
     weight: *const f32,
-    eps: f32,
+    (post_eps, eps): (f32, f32),
     len: usize,
-) {
-    let r = inverse_rms::<S>(o, len, eps);
-    let rv = S::f_splat(r);
+) -> f32 {
+    let slice = |p: *const f32| std::slice::from_raw_parts(p, len);
+    let sums = arith::ResidualSums::of(slice(h), slice(o), slice(weight));
+    let c = sums.post_factor(post_eps);
+    let cv = S::f_splat(c);
     let whole = len / S::N * S::N;
     for i in (0..whole).step_by(S::N) {
-        let v = S::f_mul(S::f_mul(S::f_load(o.add(i)), rv), S::f_load(weight.add(i)));
-        S::f_store(h.add(i), S::f_add(S::f_load(h.add(i)), v));
+        let u = S::f_mul(S::f_load(o.add(i)), S::f_load(weight.add(i)));
+        S::f_store(h.add(i), S::f_fma(cv, u, S::f_load(h.add(i))));
     }
     for i in whole..len {
-        *h.add(i) += *o.add(i) * r * *weight.add(i);
+        *h.add(i) = c.mul_add(*o.add(i) * *weight.add(i), *h.add(i));
     }
+    sums.next_factor(c, eps)
 }
 
 /// Quantises values `from .. to` of row `row` (multiples of 256 unless `to` is the end of the row).

@@ -1,6 +1,6 @@
 //! Products of every type against plain arithmetic, on every instruction set.
 
-use muser_backend::arith::{MatrixRole, Segments};
+use muser_backend::arith::{self, MatrixRole, Segments};
 use muser_backend::conformance::Random;
 use muser_gguf::{GgmlType, dequantize_row};
 
@@ -92,7 +92,7 @@ fn check(ty: GgmlType, rows: usize, cols: usize, n: usize, tolerance: f64) {
         if class.is_some() {
             for (x, seen) in x.chunks(step).zip(seen.chunks_mut(step)) {
                 let mut codes = vec![0; x.len()];
-                let d = muser_backend::arith::quantize_block(x, &mut codes);
+                let d = arith::quantize_block(x, &mut codes);
                 seen.iter_mut().zip(&codes).for_each(|(s, &q)| *s = f64::from(d) * f64::from(q));
             }
         }
@@ -182,5 +182,71 @@ fn every_type_multiplies_right() {
 fn float_types_multiply_right() {
     for ty in [GgmlType::F32, GgmlType::F16, GgmlType::BF16] {
         check(ty, 21, 1280 + 12, 3, 1e-6);
+    }
+}
+
+/// The vector functions are the scalar definitions that other backends are checked against.
+#[test]
+fn functions_are_those_of_the_definition() {
+    let mut random = Random::new(3);
+    let mut values: Vec<f32> =
+        (0..4096).map(|_| (random.below(200_001) as f32 - 100_000.0) / 1000.0).collect();
+    values.extend([
+        0.0,
+        -0.0,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        -87.33654,
+        -87.336_55,
+        1e-30,
+        88.4,
+        -1e-8,
+        3e38,
+    ]);
+    values.resize(values.len().next_multiple_of(16), 0.5);
+    let up: Vec<f32> = values.iter().rev().copied().collect();
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
+        let kernels = Kernels::of(isa);
+        let (mut gated, mut product) = (up.clone(), up.clone());
+        // SAFETY: all have the same length, a multiple of 16.
+        unsafe {
+            (kernels.gate)(gated.as_mut_ptr(), values.as_ptr(), values.len());
+            (kernels.silu_mul)(values.as_ptr(), product.as_mut_ptr(), values.len());
+        }
+        for (i, (&x, &u)) in values.iter().zip(&up).enumerate() {
+            let same = |found: f32, expected: f32| {
+                found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan()
+            };
+            assert!(same(gated[i], u * arith::sigmoid(x)), "{}: sigmoid({x})", isa.name());
+            assert!(same(product[i], arith::silu_times(x, u)), "{}: silu({x}) * {u}", isa.name());
+        }
+    }
+}
+
+/// The step between two products, on rows with a length that is no multiple of anything.
+#[test]
+fn norms_are_those_of_the_definition() {
+    let mut random = Random::new(5);
+    for len in [1usize, 7, 100, 128, 256, 700, 6656, 9000] {
+        let mut row = || (0..len).map(|_| (random.below(2001) as f32 - 1000.0) / 250.0).collect::<Vec<f32>>();
+        let (h, o, w) = (row(), row(), row());
+        let sums = arith::ResidualSums::of(&h, &o, &w);
+        let c = sums.post_factor(1e-8);
+        let expected: Vec<f32> = (0..len).map(|i| c.mul_add(o[i] * w[i], h[i])).collect();
+        let factor = arith::inverse_rms(arith::row_dot(&h, &h), len, 1e-5);
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
+            let kernels = Kernels::of(isa);
+            let (mut sum, mut normed) = (h.clone(), h.clone());
+            // SAFETY: all have the same length.
+            let r = unsafe {
+                (kernels.rms_norm)(h.as_ptr(), w.as_ptr(), 1e-5, normed.as_mut_ptr(), len);
+                (kernels.add_post_norm)(sum.as_mut_ptr(), o.as_ptr(), w.as_ptr(), (1e-8, 1e-5), len)
+            };
+            assert_eq!(r.to_bits(), sums.next_factor(c, 1e-5).to_bits(), "{} {len}", isa.name());
+            for i in 0..len {
+                assert_eq!(sum[i].to_bits(), expected[i].to_bits(), "{} {len} {i}", isa.name());
+                assert_eq!(normed[i].to_bits(), (h[i] * factor * w[i]).to_bits(), "{} {len} {i}", isa.name());
+            }
+        }
     }
 }

@@ -13,7 +13,7 @@ pub(crate) mod round;
 #[cfg(test)]
 mod tests;
 
-use muser_backend::arith::MatrixRole;
+use muser_backend::arith::{self, MatrixRole};
 use muser_backend::{DraftInfo, ExecError, check_draft};
 use muser_gguf::GgmlType;
 use muser_kv::KvGroup;
@@ -98,7 +98,7 @@ impl Drafter {
         let same_angles = c.head_dim == g.head_dim && c.rope_theta.to_bits() == g.rope_theta.to_bits();
         let extend = ExtendBuffers::new(&model, views[0], &layers, rows, !same_angles);
         let round = RoundBuffers::new(c, pool.threads());
-        let inverse_frequencies = super::inverse_frequencies(c.rope_theta, c.head_dim);
+        let inverse_frequencies = arith::inverse_frequencies(f64::from(c.rope_theta), c.head_dim);
         Ok(Self { fc: views[0], layers, copy, model, first_layer, inverse_frequencies, extend, round })
     }
 
