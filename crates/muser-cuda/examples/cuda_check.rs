@@ -6,7 +6,8 @@
 //! cuda_check exact MODEL [SEEDS]        row invariance, import, random schedules (E1, E2, E3)
 //! cuda_check agree MODEL [POSITIONS]    logits against the scalar reference executor
 //! cuda_check synth FILE                 full-size synthetic Q4_K_M file
-//! cuda_check greedy MODEL [TOKENS]      greedy ids of ten prompts against the CPU backend
+//! cuda_check greedy MODEL [TOKENS]      greedy ids of ten prompts against the CPU backend, with either attention
+//! cuda_check same MODEL [POSITIONS]     exact attention against the CPU backend: logits and KV bytes of random ids
 //! cuda_check speed MODEL NAME COMMIT DATE  decode and prefill against a plain read of device memory, as a receipt
 //! cuda_check step MODEL SEQS ROWS DEPTH two steps of SEQS sequences of ROWS rows, kernel by kernel, for a profiler
 //! ```
@@ -21,7 +22,7 @@ use muser_backend::{
     StepBatch, StepOutput,
 };
 use muser_cpu::{CpuExecutor, CpuOptions};
-use muser_cuda::{CudaExecutor, CudaOptions, device, selftest};
+use muser_cuda::{Attention, CudaExecutor, CudaOptions, device, selftest};
 use muser_gguf::GgmlType;
 use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
 use muser_model::synth::{self, Mix, Preset, SynthOptions};
@@ -52,6 +53,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         (Some("agree"), Some(model)) => agree(&Model::load(model)?, number(2, 200)?)?,
         (Some("synth"), Some(file)) => make(file)?,
         (Some("greedy"), Some(model)) => greedy(&Model::load(model)?, number(2, 64)?)?,
+        (Some("same"), Some(model)) => same(&Model::load(model)?, number(2, 1100)?)?,
         (Some("step"), Some(model)) => {
             step(&Model::load(model)?, number(2, 1)?, number(3, 1)?, number(4, 0)?)?
         }
@@ -98,12 +100,17 @@ impl Executor for Shared {
     }
 }
 
-/// Random schedules; a differing bit panics with its place. Twice: with graphs and without.
+/// Random schedules; a differing bit panics with its place. With graphs and without, with either attention.
 fn exact(model: &Model, seeds: usize) -> Outcome {
     let g = &model.geometry;
-    for graphs in [true, false] {
-        let executor =
-            CudaExecutor::new(model, CudaOptions { max_rows: 512, graphs, ..CudaOptions::default() })?;
+    for (graphs, attention) in [
+        (true, Attention::Fast),
+        (false, Attention::Fast),
+        (true, Attention::Exact),
+        (false, Attention::Exact),
+    ] {
+        let options = CudaOptions { max_rows: 512, graphs, attention, ..CudaOptions::default() };
+        let executor = CudaExecutor::new(model, options)?;
         let info = executor.info().clone();
         let shared = Arc::new(Mutex::new(executor));
         let handle = || Box::new(Shared(shared.clone(), info.clone())) as Box<dyn Executor>;
@@ -157,7 +164,7 @@ fn logits(executor: &mut dyn Executor, g: &Geometry, ids: &[u32]) -> Result<Step
         let first = g.first_visible(i * 100) / BLOCK_LEN;
         batch.push_seq((i * 100) as u32, &table, first as u32, &table[first..]);
         for &id in chunk {
-            let wants = RowWants { logits: true, features: true, hidden: true };
+            let wants = RowWants { logits: true, features: true, hidden: true, argmax: true };
             batch.push_row(Row { input: RowInput::Token(id), wants });
         }
         executor.step(&batch, &mut out)?;
@@ -228,24 +235,103 @@ fn median(times: &[f64]) -> f64 {
     sorted[sorted.len() / 2]
 }
 
-/// Greedy continuations of ten prompts on the card and on the CPU: how many are the same ids to the end?
+/// Greedy continuations of ten prompts on the card and on the CPU: how many are the same ids to the end, and how many of
+/// these have the same bits in every logit and every stored K and V?
 fn greedy(model: &Model, tokens: usize) -> Outcome {
     let g = &model.geometry;
-    let mut cuda = CudaExecutor::new(model, CudaOptions { max_rows: 512, ..CudaOptions::default() })?;
     let mut cpu = CpuExecutor::new(model.clone(), CpuOptions::default())?;
     let tokenizer = Tokenizer::from_gguf(&model.file)?;
-    let mut same = Vec::new();
-    for topic in ["fox", "river", "king", "clock", "garden", "ship", "teacher", "winter", "moon", "bridge"] {
-        let text = format!(
-            "<|start|>user<|message|>Write a short story for children about a {topic}.<|eot|><|start|>assistant"
-        );
-        let prompt = tokenizer.encode_prompt(&text, Specials::Parse);
-        let (a, b) =
-            (continuation(&mut cuda, g, &prompt, tokens)?, continuation(&mut cpu, g, &prompt, tokens)?);
-        same.push(a.iter().zip(&b).take_while(|(a, b)| a == b).count());
+    let topics = ["fox", "river", "king", "clock", "garden", "ship", "teacher", "winter", "moon", "bridge"];
+    let prompts: Vec<Vec<u32>> = topics
+        .iter()
+        .map(|topic| {
+            let text = format!(
+                "<|start|>user<|message|>Write a short story for children about a {topic}.<|eot|><|start|>assistant"
+            );
+            tokenizer.encode_prompt(&text, Specials::Parse)
+        })
+        .collect();
+    let expected = prompts
+        .iter()
+        .map(|prompt| continuation(&mut cpu, g, prompt, tokens))
+        .collect::<Result<Vec<_>, ExecError>>()?;
+    let mut report = serde_json::Map::new();
+    for (name, attention) in [("fast", Attention::Fast), ("exact", Attention::Exact)] {
+        let options = CudaOptions { max_rows: 512, attention, ..CudaOptions::default() };
+        let mut cuda = CudaExecutor::new(model, options)?;
+        let (mut equal_tokens, mut equal_bits) = (Vec::new(), 0);
+        for (prompt, expected) in prompts.iter().zip(&expected) {
+            let found = continuation(&mut cuda, g, prompt, tokens)?;
+            equal_tokens.push(found.ids.iter().zip(&expected.ids).take_while(|(a, b)| a == b).count());
+            equal_bits += usize::from(found.bits == expected.bits);
+        }
+        let whole = equal_tokens.iter().filter(|n| **n == tokens).count();
+        let result = json!({
+            "equal_to_the_end": whole, "equal_tokens": equal_tokens, "equal_logits_and_kv_bytes": equal_bits,
+        });
+        report.insert(name.to_owned(), result);
     }
-    let whole = same.iter().filter(|n| **n == tokens).count();
-    Ok(json!({ "prompts": 10, "tokens": tokens, "equal_to_the_end": whole, "equal_tokens": same }))
+    Ok(json!({ "prompts": topics.len(), "tokens": tokens, "attention": report }))
+}
+
+/// Random ids through both backends, in chunks and one by one: logits of every position and every stored byte.
+fn same(model: &Model, positions: usize) -> Outcome {
+    let g = &model.geometry;
+    let mut random = Random::new(21);
+    let ids: Vec<u32> = (0..positions).map(|_| random.below(g.vocab) as u32).collect();
+    let mut cpu = CpuExecutor::new(model.clone(), CpuOptions::default())?;
+    let options = CudaOptions { max_rows: 512, attention: Attention::Exact, ..CudaOptions::default() };
+    let mut cuda = CudaExecutor::new(model, options)?;
+    let layers = [0, g.layers() / 2, g.layers() - 1];
+    let mut results: Vec<(StepOutput, blake3::Hash)> = Vec::new();
+    for executor in [&mut cpu as &mut dyn Executor, &mut cuda] {
+        executor.set_feature_layers(&layers)?;
+        let out = logits(executor, g, &ids)?;
+        let kv = kv_hash(executor, g, positions)?;
+        results.push((out, kv));
+    }
+    let differing = |pick: fn(&StepOutput) -> &Vec<f32>| {
+        let (a, b) = (pick(&results[0].0), pick(&results[1].0));
+        assert_eq!(a.len(), b.len(), "both backends put out everything");
+        a.iter().zip(b).filter(|(a, b)| a.to_bits() != b.to_bits()).count()
+    };
+    Ok(json!({
+        "positions": positions, "logits": results[0].0.logits.len(), "logits_differing": differing(|o| &o.logits),
+        "hidden_differing": differing(|o| &o.hidden), "features_differing": differing(|o| &o.features),
+        "kv_bytes_equal": results[0].1 == results[1].1, "kv_hash": results[1].1.to_string(),
+    }))
+}
+
+/// Hash of all K and V of positions `0..positions`, in one order for both backends.
+fn kv_hash(executor: &dyn Executor, g: &Geometry, positions: usize) -> Result<blake3::Hash, ExecError> {
+    let mut hasher = blake3::Hasher::new();
+    let head = BLOCK_LEN * g.head_dim;
+    for group in [KvGroup::Full, KvGroup::Sliding] {
+        let mut bytes = vec![0u8; executor.info().block_bytes(group)];
+        for block in 0..positions.div_ceil(BLOCK_LEN) as u32 {
+            executor.export_block(group, BlockId(block), &mut bytes)?;
+            if executor.info().backend == "cpu" {
+                hasher.update(&bytes);
+                continue;
+            }
+            // The card has K as [256][128] and V as [128][256], the CPU the other way round.
+            for (part, values) in bytes.chunks_exact(head * 2).enumerate() {
+                let is_v = part / g.kv_heads % 2 == 1;
+                let (rows, columns) = if is_v { (g.head_dim, BLOCK_LEN) } else { (BLOCK_LEN, g.head_dim) };
+                let transposed = (0..columns).flat_map(|c| {
+                    (0..rows).flat_map(move |r| [(r * columns + c) * 2, (r * columns + c) * 2 + 1])
+                });
+                hasher.update(&transposed.map(|at| values[at]).collect::<Vec<u8>>());
+            }
+        }
+    }
+    Ok(hasher.finalize())
+}
+
+/// Ids, and a hash of the logits they were taken from and of K and V.
+struct Continuation {
+    ids: Vec<u32>,
+    bits: blake3::Hash,
 }
 
 fn continuation(
@@ -253,7 +339,8 @@ fn continuation(
     g: &Geometry,
     prompt: &[u32],
     tokens: usize,
-) -> Result<Vec<u32>, ExecError> {
+) -> Result<Continuation, ExecError> {
+    let mut hasher = blake3::Hasher::new();
     let blocks = (prompt.len() + tokens).div_ceil(BLOCK_LEN) as u32;
     executor.allocate_kv(KvCapacity { full: blocks, sliding: blocks })?;
     let table: Vec<BlockId> = (0..blocks).map(BlockId).collect();
@@ -264,11 +351,15 @@ fn continuation(
         push(&mut batch, g, (&table, 0, blocks as usize), done, &ids[done..], false);
         executor.step(&batch, &mut out)?;
         done = ids.len();
+        out.logits.iter().for_each(|v| {
+            hasher.update(&v.to_bits().to_le_bytes());
+        });
         ids.push(
             (0..g.vocab).fold(0, |best, i| if out.logits[i] > out.logits[best] { i } else { best }) as u32
         );
     }
-    Ok(ids.split_off(prompt.len()))
+    hasher.update(kv_hash(executor, g, done)?.as_bytes());
+    Ok(Continuation { ids: ids.split_off(prompt.len()), bits: hasher.finalize() })
 }
 
 fn step(model: &Model, sequences: usize, rows: usize, depth: usize) -> Outcome {

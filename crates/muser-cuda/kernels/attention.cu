@@ -479,8 +479,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) attend_combine(const __grid
       l = __fadd_rn(l, __ldcg(pl + b * 16));
     }
   }
-  const float s = __fdiv_rn(1.f, __fadd_rn(1.f, __expf(-z)));
-  row[i] = __fmul_rn(__fdiv_rn(o, l), s);
+  row[i] = __fmul_rn(__fdiv_rn(o, l), sigmoid(z));
   __syncthreads();
   if (i < 32) {
     float v[8];
@@ -517,9 +516,6 @@ extern "C" __global__ void __launch_bounds__(128) attend_gate(const __grid_const
     l = __fadd_rn(l, __ldcg(p.part_l + (part + b) * 16 + m));
   }
 #pragma unroll
-  for (int i = 0; i < 8; i++) {
-    const float s = __fdiv_rn(1.f, __fadd_rn(1.f, __expf(-z[i])));
-    o[i] = __fmul_rn(__fdiv_rn(o[i], l), s);
-  }
+  for (int i = 0; i < 8; i++) o[i] = __fmul_rn(__fdiv_rn(o[i], l), sigmoid(z[i]));
   quantise_block(o, r, kb, lane, p.act);
 }

@@ -125,6 +125,47 @@ DEVICE float exp2_approx(float x) {
   return r;
 }
 
+// --- the functions of `muser_backend::arith`, operation by operation
+DEVICE float inverse_rms(float square_sum, u32 len, float eps) {
+  return __fdiv_rn(1.f, __fsqrt_rn(__fadd_rn(__fdiv_rn(square_sum, (float)len), eps)));
+}
+// e^x: exactly 0 below -87.33, exactly 1 for 0.
+DEVICE float exp_exact(float x) {
+  const float low = -87.33654f, high = 88.37626f;
+  float c = low > x ? low : x;
+  c = high < c ? high : c;
+  const int n = __float2int_rn(__fmul_rn(c, 1.44269504088896340736f));
+  float r = __fmaf_rn(-(float)n, 0.6933594f, c);
+  r = __fmaf_rn(-(float)n, -2.1219444e-4f, r);
+  float p = 1.f / 5040.f;
+  p = __fmaf_rn(p, r, 1.f / 720.f);
+  p = __fmaf_rn(p, r, 1.f / 120.f);
+  p = __fmaf_rn(p, r, 1.f / 24.f);
+  p = __fmaf_rn(p, r, 1.f / 6.f);
+  p = __fmaf_rn(p, r, 0.5f);
+  p = __fmaf_rn(p, r, 1.f);
+  p = __fmaf_rn(p, r, 1.f);
+  return x < low ? 0.f : __fmul_rn(p, __int_as_float((n + 127) << 23));
+}
+DEVICE float sigmoid(float x) { return __fdiv_rn(1.f, __fadd_rn(1.f, exp_exact(__fsub_rn(0.f, x)))); }
+DEVICE float silu_times(float g, float u) {
+  return __fmul_rn(__fdiv_rn(g, __fadd_rn(1.f, exp_exact(__fsub_rn(0.f, g)))), u);
+}
+DEVICE float tanh_exact(float x) {
+  return __fsub_rn(1.f, __fdiv_rn(2.f, __fadd_rn(exp_exact(__fadd_rn(x, x)), 1.f)));
+}
+
+// --- scale and min of group j (32 values) of Q4_K and Q5_K
+DEVICE void scale_min(const u8* s, int j, u32& sc, u32& mn) {
+  if (j < 4) {
+    sc = s[j] & 63;
+    mn = s[j + 4] & 63;
+  } else {
+    sc = (s[j + 4] & 15) | (s[j - 4] >> 6) << 4;
+    mn = (s[j + 4] >> 4) | (s[j] >> 6) << 4;
+  }
+}
+
 // --- tensor cores
 DEVICE void mma32_u8s8(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"

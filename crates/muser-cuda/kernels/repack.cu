@@ -18,15 +18,6 @@ __constant__ i8 iq4_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 1
 
 DEVICE u32 load32(const u8* p) { return p[0] | p[1] << 8 | p[2] << 16 | (u32)p[3] << 24; }
 DEVICE u32 load16(const u8* p) { return p[0] | p[1] << 8; }
-DEVICE void scale_min(const u8* s, int j, u32& sc, u32& mn) {
-  if (j < 4) {
-    sc = s[j] & 63;
-    mn = s[j + 4] & 63;
-  } else {
-    sc = (s[j + 4] & 15) | (s[j - 4] >> 6) << 4;
-    mn = (s[j + 4] >> 4) | (s[j] >> 6) << 4;
-  }
-}
 
 // signed code of value k of a 256-value block of Q6_K or Q3_K
 DEVICE int code6(const u8* b, int type, int k) {

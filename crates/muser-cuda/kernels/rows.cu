@@ -1,23 +1,15 @@
 // The small steps between the matrix products, fused so that each row is read once: embedding lookup, residual + norms +
 // quantise, q/k norm + rope + KV write, silu * up + quantise, logits.
 //
-// One warp owns one super-block of 256 values (8 per lane) or one head of 128 (4 per lane). Sums over a row: 8 values by
-// fma in order, then a butterfly over lanes, then a butterfly over super-blocks.
+// One warp owns one super-block of 256 values (8 per lane) or one head of 128 (4 per lane). Every operation and the order of
+// every sum is that of `muser_backend::arith` and of the CPU's kernels: 8 values by fma in order, then a butterfly over
+// lanes, then a butterfly over super-blocks.
 #include "common.cuh"
 
 // ggml type numbers of the embedding table
 enum { F32 = 0, F16 = 1, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14, BF16 = 30 };
 
 DEVICE u16 ld16(const u8* p) { return (u16)(p[0] | p[1] << 8); }
-DEVICE void scale_min(const u8* s, int j, int& sc, int& mn) {
-  if (j < 4) {
-    sc = s[j] & 63;
-    mn = s[j + 4] & 63;
-  } else {
-    sc = (s[j + 4] & 15) | (s[j - 4] >> 6) << 4;
-    mn = (s[j + 4] >> 4) | (s[j] >> 6) << 4;
-  }
-}
 
 // Value i of a row, rounded like the scalar definition: (d * sc) * q - (dmin * mn), each operation once.
 DEVICE float dequantise(const u8* row, int type, int i) {
@@ -39,7 +31,7 @@ DEVICE float dequantise(const u8* row, int type, int i) {
       const bool five = type == Q5_K;
       const u8* b = row + (i >> 8) * (five ? 176 : 144);
       const int k = i & 255;
-      int sc, mn;
+      u32 sc, mn;
       scale_min(b + 4, k >> 5, sc, mn);
       int q = b[(five ? 48 : 16) + 32 * (k >> 6) + (k & 31)] >> ((k >> 5) & 1 ? 4 : 0) & 15;
       if (five) q |= (b[16 + (k & 31)] >> (k >> 5) & 1) << 4;
@@ -95,8 +87,7 @@ extern "C" __global__ void __launch_bounds__(1024) embed_rows(const __grid_const
 #pragma unroll
     for (int i = 0; i < 8; i++) v[i] = dequantise(p.table + in * p.row_bytes, p.type, e + i);
   }
-  const float mean = __fdiv_rn(row_square_sum(v, red, blocks), (float)p.hidden);
-  const float r = __frsqrt_rn(__fadd_rn(mean, p.eps));
+  const float r = inverse_rms(row_square_sum(v, red, blocks), p.hidden, p.eps);
   float* h = p.h + (u64)row * p.hidden + e;
 #pragma unroll
   for (int i = 0; i < 8; i++) h[i] = __fmul_rn(v[i], r);
@@ -149,6 +140,7 @@ struct NormArgs {
   const float* w;      // weight of the norm
   const u32* rows;     // which row of h each output row is made of, null: all
   float* y;            // [rows][hidden] the normalised row in f32, or null
+  u64* best;           // [rows] set to 0 for logit_rows, or null
   Act act;
   u32 segments, n, hidden;
   float eps, post_eps;
@@ -195,12 +187,13 @@ extern "C" __global__ void __launch_bounds__(1024) norm_rows(const __grid_consta
   cluster_sync(size);
   s = lane < blocks ? red[lane] : make_float4(0.f, 0.f, 0.f, 0.f);
   s = make_float4(warp_sum(s.x), warp_sum(s.y), warp_sum(s.z), warp_sum(s.w));
-  const float c = p.part ? __frsqrt_rn(__fadd_rn(__fdiv_rn(s.x, (float)D), p.post_eps)) : 0.f;
+  const float c = p.part ? inverse_rms(s.x, D, p.post_eps) : 0.f;
   const float square = __fmaf_rn(__fmul_rn(c, c), s.w, __fmaf_rn(__fmul_rn(2.f, c), s.z, s.y));
-  const float r = __frsqrt_rn(__fadd_rn(__fdiv_rn(fmaxf(square, 0.f), (float)D), p.eps));
+  const float r = inverse_rms(fmaxf(square, 0.f), D, p.eps);
 #pragma unroll
   for (int i = 0; i < 8; i++) x[i] = __fmaf_rn(c, u[i], x[i]);
   if (kb >= blocks) return;
+  if (p.best && kb == 0 && lane == 0) p.best[out] = 0;
   if (p.part && !p.rows) {
     *(float4*)h = make_float4(x[0], x[1], x[2], x[3]);
     *(float4*)(h + 4) = make_float4(x[4], x[5], x[6], x[7]);
@@ -233,10 +226,7 @@ extern "C" __global__ void __launch_bounds__(128) silu_rows(const __grid_constan
   sum8(u, src, step, p.segments);
   sum8(v, src + p.ffn, step, p.segments);
 #pragma unroll
-  for (int i = 0; i < 8; i++) {
-    const float s = __fdiv_rn(1.f, __fadd_rn(1.f, __expf(-u[i])));
-    u[i] = __fmul_rn(__fmul_rn(u[i], s), v[i]);
-  }
+  for (int i = 0; i < 8; i++) u[i] = silu_times(u[i], v[i]);
   quantise_block(u, row, kb, lane, p.act);
 }
 
@@ -247,7 +237,8 @@ struct RopeArgs {
   const float2* angles;  // [position][64] cos, sin; null on layers without rope
   const u32* positions;  // per row
   const u32* slots;      // per row: block id * 256 + position in the block
-  u16* q;                // [n][heads][128]
+  u16* q;                // [n][heads][128], scaled
+  float* q_exact;        // the same in f32 without scale, for attention without tensor cores; or null
   u16* kv;               // first block of the group, at this layer's place
   u64 block_halves;      // f16 values from one block to the next
   u32 segments, n, heads, kv_heads, width, k_at, v_at;
@@ -285,10 +276,16 @@ extern "C" __global__ void __launch_bounds__(128) rope_rows(const __grid_constan
     for (int i = 0; i < 4; i++) v[(lane * 4 + i) * 256] = float_to_half(clamp_half(x[i]));
     return;
   }
+  // A run of 8 values is the even lane's chain, continued by the odd lane.
   float s = 0.f;
 #pragma unroll
   for (int i = 0; i < 4; i++) s = __fmaf_rn(x[i], x[i], s);
-  const float r = __frsqrt_rn(__fadd_rn(__fmul_rn(warp_sum(s), 1.f / 128), p.eps));
+  s = __shfl_xor_sync(~0u, s, 1);
+#pragma unroll
+  for (int i = 0; i < 4; i++) s = __fmaf_rn(x[i], x[i], s);
+#pragma unroll
+  for (int o = 16; o > 1; o >>= 1) s = __fadd_rn(s, __shfl_xor_sync(~0u, s, o));
+  const float r = inverse_rms(__shfl_sync(~0u, s, 1), 128, p.eps);
   x[0] = __fmul_rn(__fmul_rn(x[0], r), w.x);
   x[1] = __fmul_rn(__fmul_rn(x[1], r), w.y);
   x[2] = __fmul_rn(__fmul_rn(x[2], r), w.z);
@@ -300,7 +297,9 @@ extern "C" __global__ void __launch_bounds__(128) rope_rows(const __grid_constan
     x[2] = __fsub_rn(__fmul_rn(c, cs.z), __fmul_rn(d, cs.w));
     x[3] = __fadd_rn(__fmul_rn(c, cs.w), __fmul_rn(d, cs.z));
   }
-  if (is_q) {
+  if (is_q && p.q_exact) {
+    *(float4*)(p.q_exact + ((u64)row * H + head) * 128 + lane * 4) = make_float4(x[0], x[1], x[2], x[3]);
+  } else if (is_q) {
     uint2 o;
     o.x = pack_half2(__fmul_rn(x[0], p.q_scale), __fmul_rn(x[1], p.q_scale));
     o.y = pack_half2(__fmul_rn(x[2], p.q_scale), __fmul_rn(x[3], p.q_scale));
@@ -313,40 +312,42 @@ extern "C" __global__ void __launch_bounds__(128) rope_rows(const __grid_constan
   }
 }
 
-struct AngleArgs {
-  float2* angles;
-  double theta;
-  u32 positions;
-};
-
-// cos and sin of position * theta^(-2t/128), computed in f64 and rounded once.
-extern "C" __global__ void __launch_bounds__(256) rope_angles(const __grid_constant__ AngleArgs p) {
-  const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-  if (i >= (u64)p.positions * 64) return;
-  const double f = pow(p.theta, -(double)(2 * (i & 63)) / 128.0) * (double)(i >> 6);
-  double s, c;
-  sincos(f, &s, &c);
-  p.angles[i] = make_float2((float)c, (float)s);
-}
-
 struct LogitArgs {
   const float* part;  // [segments][n][out_rows]
   float* logits;      // [n][vocab]
+  u64* best;          // [n] 0 before
   u32 segments, n, out_rows, vocab;
   float scale, cap;   // cap 0: none
 };
 
-// logits = cap * tanh(scale * z / cap)
+// The larger the logit and the smaller the id, the larger the key; all ones where a logit is not finite.
+DEVICE u64 rank_of(float v, u32 id) {
+  if (!(fabsf(v) <= 3.402823466e38f)) return ~0ull;
+  const u32 bits = __float_as_uint(__fadd_rn(v, 0.f));  // -0 ranks like 0
+  return (u64)(bits >> 31 ? ~bits : bits | 1u << 31) << 32 | (~id & 0x7FFFFFFFu);
+}
+
+// logits = cap * tanh(scale * z / cap), and the largest one's id.
 extern "C" __global__ void __launch_bounds__(256) logit_rows(const __grid_constant__ LogitArgs p) {
   pdl_launch();
   const u32 i = blockIdx.x * blockDim.x + threadIdx.x, row = blockIdx.y;
   pdl_wait();
-  if (i >= p.vocab) return;
-  const float* src = p.part + (u64)row * p.out_rows + i;
-  float z = __ldcg(src);
-  for (u32 s = 1; s < p.segments; s++) z = __fadd_rn(z, __ldcg(src + s * (u64)p.n * p.out_rows));
-  z = __fmul_rn(z, p.scale);
-  p.logits[(u64)row * p.vocab + i] = p.cap > 0.f ? __fmul_rn(p.cap, tanhf(__fdiv_rn(z, p.cap))) : z;
+  u64 key = 0;
+  if (i < p.vocab) {
+    const float* src = p.part + (u64)row * p.out_rows + i;
+    float z = __ldcg(src);
+    for (u32 s = 1; s < p.segments; s++) z = __fadd_rn(z, __ldcg(src + s * (u64)p.n * p.out_rows));
+    z = __fmul_rn(z, p.scale);
+    if (p.cap > 0.f) z = __fmul_rn(p.cap, tanh_exact(__fdiv_rn(z, p.cap)));
+    p.logits[(u64)row * p.vocab + i] = z;
+    key = rank_of(z, i);
+  }
+#pragma unroll
+  for (int o = 16; o; o >>= 1) {
+    const u64 other = __shfl_xor_sync(~0u, key, o);
+    key = other > key ? other : key;
+  }
+  if ((threadIdx.x & 31) == 0) atomicMax(p.best + row, key);
 }
 
 struct TapArgs {

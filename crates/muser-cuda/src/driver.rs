@@ -293,17 +293,19 @@ impl Stream {
         })
     }
 
-    /// Starts copying values to the host.
+    /// Starts copying values `at .. at + count` to the same place on the host.
     pub(crate) fn download<T: Copy>(
         &self,
         from: &Buffer<T>,
         to: &mut Pinned<T>,
+        at: usize,
         count: usize,
     ) -> Result<(), CudaError> {
-        assert!(count <= from.len && count <= to.len, "a copy stays inside its buffers");
+        assert!(at + count <= from.len && at + count <= to.len, "a copy stays inside its buffers");
         // SAFETY: ranges checked; the pinned memory is not read before the executor has waited for the stream.
         check("cuMemcpyDtoHAsync", unsafe {
-            sys::cuMemcpyDtoHAsync_v2(to.pointer.cast(), from.at(0), count * size_of::<T>(), self.stream)
+            let target = to.pointer.add(at).cast();
+            sys::cuMemcpyDtoHAsync_v2(target, from.at(at), count * size_of::<T>(), self.stream)
         })
     }
 

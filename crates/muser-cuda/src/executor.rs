@@ -7,23 +7,25 @@
 //! one of these drops the graphs.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
+use muser_backend::arith;
 use muser_backend::{ExecError, Executor, ExecutorInfo, KvCapacity, KvType, RowWants, StepBatch, StepOutput};
 use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
 use muser_model::{Geometry, Model};
 
 use crate::CudaError;
 use crate::driver::{Buffer, Context, Function, Graph, Launch, Module, Pinned, Stream};
-use crate::forward::{Activations, KvPool, PART_VALUES, RowKernels, Scratch, TOP_ROWS, Walk};
-use crate::kernels::{AngleArgs, FILES, ReadArgs, Tuning};
+use crate::forward::{Activations, KvPool, PART_VALUES, RowKernels, Scratch, TOP_ROWS, Walk, id_of_rank};
+use crate::kernels::{FILES, ReadArgs, Tuning};
 use crate::matrix::{FEW_ROWS, Product, ProductKernels, Tile};
 use crate::nvrtc;
 use crate::step_data::{AttentionLimits, StepData, StepShape};
 use crate::weights::Weights;
 
 /// Revision of the arithmetic: part of the numeric route. Raise it when any bit of any result may change.
-const ROUTE_REVISION: u32 = 1;
+const ROUTE_REVISION: u32 = 2;
 /// Largest bound on `|log2` score`|` for which the sums of attention cannot overflow, see `kernels/attention.cu`.
 const MAX_LOG2_SCORE: f32 = 90.0;
 /// Block table entries of a step of few rows, to begin with.
@@ -38,11 +40,23 @@ pub struct CudaOptions {
     pub max_rows: usize,
     /// Run small steps as graphs. Off is slower and gives the same bits.
     pub graphs: bool,
+    /// How attention is computed.
+    pub attention: Attention,
+}
+
+/// How attention is computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Attention {
+    /// On tensor cores, whose rounding no other processor can follow.
+    #[default]
+    Fast,
+    /// Operation by operation as the CPU backend defines it: same logits, same K and V. Slower in prefill and at depth.
+    Exact,
 }
 
 impl Default for CudaOptions {
     fn default() -> Self {
-        Self { device: 0, max_rows: 2048, graphs: true }
+        Self { device: 0, max_rows: 2048, graphs: true, attention: Attention::Fast }
     }
 }
 
@@ -110,6 +124,7 @@ pub struct CudaExecutor {
     scratch: Scratch,
     logits_on_host: Pinned<f32>,
     hidden_on_host: Pinned<f32>,
+    best_on_host: Pinned<u64>,
     angles: Buffer<f32>,
     weights: Weights,
     products: ProductKernels,
@@ -130,7 +145,9 @@ impl CudaExecutor {
         let context = Context::open(options.device)?;
         let geometry = model.geometry.clone();
         check_geometry(&geometry)?;
-        check_scores(model)?;
+        if options.attention == Attention::Fast {
+            check_scores(model)?;
+        }
         let kernels = Kernels::load(&context)?;
         let products = kernels.products(&context)?;
         let weights = Weights::load(&context, model, &kernels.repack()?)?;
@@ -154,13 +171,16 @@ impl CudaExecutor {
             many: kernels.get("attend_many")?,
             combine: kernels.get("attend_combine")?,
             gate: kernels.get("attend_gate")?,
+            exact_split: kernels.get("exact_split")?,
+            exact_walk: kernels.get("exact_walk")?,
+            exact_combine: kernels.get("exact_combine")?,
         };
-        let scratch = scratch(&context, &geometry, &weights, options.max_rows, limits)?;
-        let angles = angles(&context, &stream, &kernels, &geometry)?;
+        let scratch = scratch(&context, &geometry, &weights, &options, limits)?;
+        let angles = Buffer::from_slice(&context, &angles(&geometry), "rotation angles")?;
         let empty = || -> Result<KvPool, CudaError> {
             Ok(KvPool { memory: Buffer::new(&context, 0, "KV blocks")?, blocks: 0 })
         };
-        let info = info(&context, &geometry, options.max_rows);
+        let info = info(&context, &geometry, &options);
         Ok(Self {
             graphs: HashMap::new(),
             small: StepData::new(&context, FEW_ROWS, SMALL_TABLE_LEN)?,
@@ -170,6 +190,7 @@ impl CudaExecutor {
             scratch,
             logits_on_host: Pinned::zeroed(&context, TOP_ROWS * geometry.vocab)?,
             hidden_on_host: Pinned::zeroed(&context, TOP_ROWS * geometry.hidden)?,
+            best_on_host: Pinned::zeroed(&context, TOP_ROWS)?,
             angles,
             weights,
             products,
@@ -233,7 +254,7 @@ impl CudaExecutor {
         self.collect(batch, shape, small, out)
     }
 
-    /// Brings logits, hidden states and features to the host.
+    /// Brings what is wanted of the rows to the host, and nothing else.
     fn collect(
         &mut self,
         batch: &StepBatch,
@@ -244,28 +265,32 @@ impl CudaExecutor {
         let (vocab, hidden) = (self.geometry.vocab, self.geometry.hidden);
         let count_of =
             |wanted: fn(&RowWants) -> bool| batch.rows().iter().filter(|r| wanted(&r.wants)).count();
-        let (n_logits, n_hidden) = (count_of(|w| w.logits), count_of(|w| w.hidden));
         // Resized, not cleared: the same size again costs nothing.
-        out.logits.resize(n_logits * vocab, 0.0);
-        out.hidden.resize(n_hidden * hidden, 0.0);
+        out.logits.resize(count_of(|w| w.logits) * vocab, 0.0);
+        out.hidden.resize(count_of(|w| w.hidden) * hidden, 0.0);
         out.features.resize(shape.features * self.info.features, 0.0);
+        out.argmax.clear();
         let (mut logit_rows, mut hidden_rows) = (out.logits.chunks_mut(vocab), out.hidden.chunks_mut(hidden));
-        let mut wants = batch.rows().iter().map(|r| r.wants).filter(|w| w.logits || w.hidden);
-        let mut from = 0;
-        while from < shape.top {
-            let count = (shape.top - from).min(TOP_ROWS);
+        let wants: Vec<RowWants> =
+            batch.rows().iter().map(|r| r.wants).filter(|w| w.needs_logits() || w.hidden).collect();
+        for (round, wants) in wants.chunks(TOP_ROWS).enumerate() {
             if !small {
-                self.walk(&self.large, shape).top(from, count)?;
+                self.walk(&self.large, shape).top(round * TOP_ROWS, wants.len())?;
             }
-            if n_logits > 0 {
-                self.stream.download(&self.scratch.logits, &mut self.logits_on_host, count * vocab)?;
+            for run in runs(wants, |w| w.logits) {
+                let (at, count) = (run.start * vocab, run.len() * vocab);
+                self.stream.download(&self.scratch.logits, &mut self.logits_on_host, at, count)?;
             }
-            if n_hidden > 0 {
-                self.stream.download(&self.scratch.hidden, &mut self.hidden_on_host, count * hidden)?;
+            for run in runs(wants, |w| w.hidden) {
+                let (at, count) = (run.start * hidden, run.len() * hidden);
+                self.stream.download(&self.scratch.hidden, &mut self.hidden_on_host, at, count)?;
+            }
+            if wants.iter().any(|w| w.argmax) {
+                self.stream.download(&self.scratch.best, &mut self.best_on_host, 0, wants.len())?;
             }
             self.stream.synchronize()?;
-            let mut copies: Vec<(&[f32], &mut [f32])> = Vec::with_capacity(count);
-            for (i, want) in wants.by_ref().take(count).enumerate() {
+            let mut copies: Vec<(&[f32], &mut [f32])> = Vec::with_capacity(wants.len());
+            for (i, want) in wants.iter().enumerate() {
                 if want.logits {
                     let to = logit_rows.next().expect("a row for every row that wants logits");
                     copies.push((&self.logits_on_host.slice()[i * vocab..][..vocab], to));
@@ -274,9 +299,11 @@ impl CudaExecutor {
                     let to = hidden_rows.next().expect("a row for every row that wants its hidden state");
                     to.copy_from_slice(&self.hidden_on_host.slice()[i * hidden..][..hidden]);
                 }
+                if want.argmax {
+                    out.argmax.push(id_of_rank(self.best_on_host.slice()[i]));
+                }
             }
             copy_rows(copies);
-            from += count;
         }
         self.stream.synchronize()?;
         if let Some(features) = self.scratch.features.as_ref().filter(|_| shape.features > 0) {
@@ -309,6 +336,7 @@ impl CudaExecutor {
             full: &self.full,
             sliding: &self.sliding,
             feature_layers: &self.feature_layers,
+            attention: self.options.attention,
             data,
             shape,
             tuning: Tuning::of(self.context.arch),
@@ -413,6 +441,15 @@ impl Executor for CudaExecutor {
     }
 }
 
+/// Runs of adjacent rows that want something.
+fn runs(wants: &[RowWants], wanted: fn(&RowWants) -> bool) -> impl Iterator<Item = Range<usize>> {
+    let mut at = 0;
+    wants.chunk_by(move |a, b| wanted(a) == wanted(b)).filter_map(move |run| {
+        at += run.len();
+        wanted(&run[0]).then_some(at - run.len()..at)
+    })
+}
+
 /// Copies rows; one thread moves about 10 GB/s, which for many rows of a large vocabulary is milliseconds.
 fn copy_rows(rows: Vec<(&[f32], &mut [f32])>) {
     let threads = if rows.iter().map(|(from, _)| from.len()).sum::<usize>() > 1 << 20 { 4 } else { 1 };
@@ -430,7 +467,7 @@ fn copy_rows(rows: Vec<(&[f32], &mut [f32])>) {
     });
 }
 
-fn info(context: &Context, geometry: &Geometry, max_rows: usize) -> ExecutorInfo {
+fn info(context: &Context, geometry: &Geometry, options: &CudaOptions) -> ExecutorInfo {
     let block_bytes = |sliding: bool| {
         let layers = geometry.sliding.iter().filter(|s| **s == sliding).count();
         layers * 2 * geometry.kv_width() * BLOCK_LEN * 2
@@ -439,11 +476,15 @@ fn info(context: &Context, geometry: &Geometry, max_rows: usize) -> ExecutorInfo
     ExecutorInfo {
         backend: "cuda",
         device: format!("{}, compute capability {}.{}", context.name, arch / 10, arch % 10),
-        route: format!("cuda-r{ROUTE_REVISION}-sm{arch}-f16"),
+        route: match options.attention {
+            Attention::Fast => format!("cuda-r{ROUTE_REVISION}-sm{arch}-f16"),
+            // The same on every card.
+            Attention::Exact => format!("cuda-r{ROUTE_REVISION}-exact-f16"),
+        },
         kv_type: KvType::F16,
         full_block_bytes: block_bytes(false),
         sliding_block_bytes: block_bytes(true),
-        max_rows,
+        max_rows: options.max_rows,
         vocab: geometry.vocab,
         hidden: geometry.hidden,
         features: 0,
@@ -494,9 +535,11 @@ fn scratch(
     context: &Arc<Context>,
     g: &Geometry,
     weights: &Weights,
-    max_rows: usize,
+    options: &CudaOptions,
     limits: AttentionLimits,
 ) -> Result<Scratch, CudaError> {
+    let max_rows = options.max_rows;
+    let exact = usize::from(options.attention == Attention::Exact);
     let layers = &weights.layers;
     let of = |pick: &dyn Fn(&crate::weights::LayerOnDevice) -> &Product| {
         layers.iter().map(pick).collect::<Vec<_>>()
@@ -514,10 +557,11 @@ fn scratch(
         ffn_in: f32s(longest(&of(&|l| &l.ffn_in), max_rows), "FFN projections")?,
         top: f32s(weights.output.output_len(TOP_ROWS), "the vocabulary projection")?,
         logits: f32s(TOP_ROWS * g.vocab, "logits")?,
+        best: Buffer::new(context, TOP_ROWS, "the largest logits")?,
         hidden: f32s(TOP_ROWS * g.hidden, "hidden states")?,
-        q: Buffer::new(context, max_rows * g.q_width(), "queries")?,
+        q: Buffer::new(context, max_rows * g.q_width() * (1 + exact), "queries")?,
         part_o: f32s(parts * PART_VALUES, "attention sums")?,
-        part_l: f32s(parts * 16, "attention sums")?,
+        part_l: f32s(parts * 16 * (1 + exact), "attention sums")?,
         embeddings: f32s(max_rows * g.hidden, "embedding rows")?,
         features: None,
         act_hidden: Activations::new(context, max_rows, g.hidden, &from_hidden)?,
@@ -527,22 +571,23 @@ fn scratch(
     })
 }
 
-/// cos and sin for every position, made on the card.
-fn angles(
-    context: &Arc<Context>,
-    stream: &Stream,
-    kernels: &Kernels,
-    g: &Geometry,
-) -> Result<Buffer<f32>, CudaError> {
-    let buffer = Buffer::<f32>::new(context, g.context * 128, "rotation angles")?;
-    let args =
-        AngleArgs { angles: buffer.at(0), theta: f64::from(g.rope_theta), positions: g.context as u32 };
-    let grid = ((g.context * 64).div_ceil(256) as u32, 1);
-    stream.launch(
-        &kernels.get("rope_angles")?,
-        Launch { overlap: false, ..Launch::new(grid, 256) },
-        &args,
-    )?;
-    stream.synchronize()?;
-    Ok(buffer)
+/// cos and sin of every pair and position, `[position][pair][cos, sin]`: the very numbers that the CPU backend uses.
+fn angles(g: &Geometry) -> Vec<f32> {
+    let frequencies = arith::inverse_frequencies(f64::from(g.rope_theta), g.head_dim);
+    let mut angles = vec![0.0f32; g.context * g.head_dim];
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(16);
+    let share = g.context.div_ceil(threads).max(1);
+    std::thread::scope(|scope| {
+        for (part, angles) in angles.chunks_mut(share * g.head_dim).enumerate() {
+            let frequencies = &frequencies;
+            scope.spawn(move || {
+                for (i, row) in angles.chunks_exact_mut(g.head_dim).enumerate() {
+                    for (pair, frequency) in row.chunks_exact_mut(2).zip(frequencies) {
+                        (pair[0], pair[1]) = arith::rotation(part * share + i, *frequency);
+                    }
+                }
+            });
+        }
+    });
+    angles
 }

@@ -6,8 +6,10 @@ use muser_model::Geometry;
 
 use crate::CudaError;
 use crate::driver::{Buffer, Function, Launch, Stream};
+use crate::executor::Attention;
 use crate::kernels::{
-    Act, AttnArgs, CombineArgs, EmbedArgs, LogitArgs, NormArgs, RopeArgs, SiluArgs, TapArgs, Tuning,
+    Act, AttnArgs, CombineArgs, EmbedArgs, ExactArgs, LogitArgs, NormArgs, RopeArgs, SiluArgs, TapArgs,
+    Tuning,
 };
 use crate::matrix::{Product, ProductKernels};
 use crate::step_data::{StepData, StepShape};
@@ -21,6 +23,10 @@ pub(crate) const PART_VALUES: usize = 16 * 128;
 
 /// Shared memory of the combine kernel: 3 stages of 32 partial results of two heads.
 const COMBINE_RING_BYTES: u32 = 3 * 32 * 260 * 4;
+
+/// Shared memory of attention without tensor cores (`struct Shared` in `attention_exact.cu`) and its threads.
+const EXACT_SHARED_BYTES: u32 = 65536 + 128 * 16 * 4 + 16 * 260 * 4 + 4 * 16 * 4;
+const EXACT_THREADS: u32 = 256;
 
 /// CTAs that share a row in the norm kernel, for long rows.
 const NORM_CLUSTER: u32 = 4;
@@ -37,6 +43,9 @@ pub(crate) struct RowKernels {
     pub(crate) many: Function,
     pub(crate) combine: Function,
     pub(crate) gate: Function,
+    pub(crate) exact_split: Function,
+    pub(crate) exact_walk: Function,
+    pub(crate) exact_combine: Function,
 }
 
 /// Working memory of a step; the sizes follow from the geometry and the most rows of a step.
@@ -53,11 +62,14 @@ pub(crate) struct Scratch {
     pub(crate) top: Buffer<f32>,
     /// `[TOP_ROWS][vocab]`
     pub(crate) logits: Buffer<f32>,
+    /// `[TOP_ROWS]`, see [`id_of_rank`]
+    pub(crate) best: Buffer<u64>,
     /// `[TOP_ROWS][hidden]`
     pub(crate) hidden: Buffer<f32>,
-    /// `[rows][heads][128]` f16
+    /// `[rows][heads][128]` f16; f32 for exact attention
     pub(crate) q: Buffer<u16>,
     pub(crate) part_o: Buffer<f32>,
+    /// Sums; for exact attention maxima and sums.
     pub(crate) part_l: Buffer<f32>,
     pub(crate) embeddings: Buffer<f32>,
     /// `[rows][features]`
@@ -66,6 +78,11 @@ pub(crate) struct Scratch {
     pub(crate) act_attention: Activations,
     pub(crate) act_ffn: Activations,
     pub(crate) act_top: Activations,
+}
+
+/// The id in a rank of `logit_rows`; `None` if a logit was not finite.
+pub(crate) fn id_of_rank(rank: u64) -> Option<u32> {
+    (rank != u64::MAX).then_some(!(rank as u32) & 0x7FFF_FFFF)
 }
 
 /// A quantised activation buffer and its memory.
@@ -131,6 +148,7 @@ pub(crate) struct Walk<'a> {
     pub(crate) full: &'a KvPool,
     pub(crate) sliding: &'a KvPool,
     pub(crate) feature_layers: &'a [usize],
+    pub(crate) attention: Attention,
     pub(crate) data: &'a StepData,
     pub(crate) shape: StepShape,
     pub(crate) tuning: Tuning,
@@ -180,6 +198,7 @@ impl Walk<'_> {
         let args = LogitArgs {
             part: s.top.at(0),
             logits: s.logits.at(0),
+            best: s.best.at(0),
             segments: self.weights.output.output_segments(count),
             n: count as u32,
             out_rows: self.weights.output.out_rows as u32,
@@ -224,6 +243,7 @@ impl Walk<'_> {
             w,
             rows: top.map_or(0, |(from, _)| self.data.top(from)),
             y: top.map_or(0, |_| s.hidden.at(0)),
+            best: top.map_or(0, |_| s.best.at(0)),
             act,
             segments: before.map_or(0, |(_, product)| product.output_segments(n)),
             n: n as u32,
@@ -281,6 +301,7 @@ impl Walk<'_> {
             positions: self.data.positions(),
             slots: self.data.slots(group),
             q: s.q.at(0),
+            q_exact: if self.attention == Attention::Exact { s.q.at(0) } else { 0 },
             kv,
             block_halves,
             segments,
@@ -296,6 +317,35 @@ impl Walk<'_> {
         let grid = ((heads + 2 * kv_heads).div_ceil(4), n as u32);
         self.stream.launch(&self.rows.rope, Launch::new(grid, 128), &rope)?;
 
+        let combine = CombineArgs {
+            part_o: s.part_o.at(0),
+            part_l: s.part_l.at(0),
+            tiles: self.data.tiles(group),
+            row_tile: self.data.row_tile(),
+            qkvg: s.attn_in.at(0),
+            act: self.products.input(&layer.attn_out, s.act_attention.act, n),
+            segments,
+            n: n as u32,
+            width,
+            gate_at: q_width + kv_width,
+            group: heads / kv_heads,
+        };
+        match self.attention {
+            Attention::Fast => self.attend_fast(sliding, kv, block_halves, combine),
+            Attention::Exact => self.attend_exact(sliding, kv, block_halves, combine),
+        }
+    }
+
+    fn attend_fast(
+        &self,
+        sliding: bool,
+        kv: u64,
+        block_halves: u64,
+        combine: CombineArgs,
+    ) -> Result<(), CudaError> {
+        let (s, g, n) = (self.scratch, self.geometry, self.shape.n);
+        let group = if sliding { KvGroup::Sliding } else { KvGroup::Full };
+        let (heads, kv_heads, q_width) = (g.heads as u32, g.kv_heads as u32, g.q_width() as u32);
         let attend = AttnArgs {
             q: s.q.at(0),
             kv,
@@ -326,20 +376,6 @@ impl Walk<'_> {
             };
             self.stream.launch(&self.rows.many, shape, &attend)?;
         }
-
-        let combine = CombineArgs {
-            part_o: s.part_o.at(0),
-            part_l: s.part_l.at(0),
-            tiles: self.data.tiles(group),
-            row_tile: self.data.row_tile(),
-            qkvg: s.attn_in.at(0),
-            act: self.products.input(&layer.attn_out, s.act_attention.act, n),
-            segments,
-            n: n as u32,
-            width,
-            gate_at: q_width + kv_width,
-            group: heads / kv_heads,
-        };
         if self.shape.groups > 0 {
             let grid = ((q_width / 256).div_ceil(4), n as u32);
             return self.stream.launch(&self.rows.gate, Launch::new(grid, 128), &combine);
@@ -347,6 +383,45 @@ impl Walk<'_> {
         let shape =
             Launch { shared_bytes: COMBINE_RING_BYTES, ..Launch::new((q_width / 256, n as u32), 256) };
         self.stream.launch(&self.rows.combine, shape, &combine)
+    }
+
+    fn attend_exact(
+        &self,
+        sliding: bool,
+        kv: u64,
+        block_halves: u64,
+        combine: CombineArgs,
+    ) -> Result<(), CudaError> {
+        let (s, g) = (self.scratch, self.geometry);
+        let group = if sliding { KvGroup::Sliding } else { KvGroup::Full };
+        let group_tiles = self.tuning.many_warps;
+        let attend = ExactArgs {
+            q: s.q.at(0),
+            kv,
+            block_halves,
+            tiles: self.data.tiles(group),
+            groups: self.data.groups(),
+            counts: self.data.counts(group),
+            tables: self.data.tables(),
+            part_o: s.part_o.at(0),
+            part_ml: s.part_l.at(0),
+            heads: g.heads as u32,
+            kv_heads: g.kv_heads as u32,
+            group: (g.heads / g.kv_heads) as u32,
+            window: if sliding { g.window as u32 } else { 0 },
+            group_tiles,
+            scale: 1.0 / (g.head_dim as f32).sqrt(),
+        };
+        let launch = |grid| Launch { shared_bytes: EXACT_SHARED_BYTES, ..Launch::new(grid, EXACT_THREADS) };
+        if self.shape.split {
+            self.stream.launch(&self.rows.exact_split, launch((self.multiprocessors * 2, 1)), &attend)?;
+        }
+        if self.shape.groups > 0 {
+            let grid = (self.shape.groups as u32 * group_tiles, g.kv_heads as u32);
+            self.stream.launch(&self.rows.exact_walk, launch(grid), &attend)?;
+        }
+        let grid = ((g.q_width() / 256) as u32, self.shape.n as u32);
+        self.stream.launch(&self.rows.exact_combine, Launch::new(grid, 256), &combine)
     }
 
     fn silu(&self, before: &Product, act: Act) -> Result<(), CudaError> {

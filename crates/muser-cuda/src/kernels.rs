@@ -22,7 +22,7 @@ pub const HEADERS: [(&str, &str); 2] = [
 ];
 
 /// All kernel files.
-pub const FILES: [KernelFile; 6] = [
+pub const FILES: [KernelFile; 7] = [
     KernelFile {
         name: "matmul_few",
         source: include_str!("../kernels/matmul_few.cu"),
@@ -64,6 +64,12 @@ pub const FILES: [KernelFile; 6] = [
         only_for: None,
     },
     KernelFile {
+        name: "attention_exact",
+        source: include_str!("../kernels/attention_exact.cu"),
+        kernels: &["exact_split", "exact_walk", "exact_combine"],
+        only_for: None,
+    },
+    KernelFile {
         name: "rows",
         source: include_str!("../kernels/rows.cu"),
         kernels: &[
@@ -71,7 +77,6 @@ pub const FILES: [KernelFile; 6] = [
             "norm_rows",
             "silu_rows",
             "rope_rows",
-            "rope_angles",
             "logit_rows",
             "tap_rows",
             "quantise",
@@ -182,21 +187,19 @@ args! {
     }
     /// `norm_rows`
     NormArgs {
-        part: u64, h: u64, post: u64, w: u64, rows: u64, y: u64, act: Act, segments: u32, n: u32, hidden: u32, eps: f32,
+        part: u64, h: u64, post: u64, w: u64, rows: u64, y: u64, best: u64, act: Act, segments: u32, n: u32, hidden: u32, eps: f32,
         post_eps: f32,
     }
     /// `silu_rows`
     SiluArgs { part: u64, act: Act, segments: u32, n: u32, ffn: u32 }
     /// `rope_rows`
     RopeArgs {
-        part: u64, q_norm: u64, k_norm: u64, angles: u64, positions: u64, slots: u64, q: u64, kv: u64,
+        part: u64, q_norm: u64, k_norm: u64, angles: u64, positions: u64, slots: u64, q: u64, q_exact: u64, kv: u64,
         block_halves: u64, segments: u32, n: u32, heads: u32, kv_heads: u32, width: u32, k_at: u32, v_at: u32, eps: f32,
         q_scale: f32,
     }
-    /// `rope_angles`
-    AngleArgs { angles: u64, theta: f64, positions: u32 }
     /// `logit_rows`
-    LogitArgs { part: u64, logits: u64, segments: u32, n: u32, out_rows: u32, vocab: u32, scale: f32, cap: f32 }
+    LogitArgs { part: u64, logits: u64, best: u64, segments: u32, n: u32, out_rows: u32, vocab: u32, scale: f32, cap: f32 }
     /// `tap_rows`
     TapArgs { h: u64, rows: u64, out: u64, hidden: u32, width: u32, at: u32 }
     /// `quantise`
@@ -210,7 +213,12 @@ args! {
         q: u64, kv: u64, block_halves: u64, tiles: u64, groups: u64, counts: u64, tables: u64, part_o: u64, part_l: u64,
         heads: u32, kv_heads: u32, group: u32, window: u32,
     }
-    /// `attend_combine`
+    /// `exact_split`, `exact_walk`
+    ExactArgs {
+        q: u64, kv: u64, block_halves: u64, tiles: u64, groups: u64, counts: u64, tables: u64, part_o: u64, part_ml: u64,
+        heads: u32, kv_heads: u32, group: u32, window: u32, group_tiles: u32, scale: f32,
+    }
+    /// `attend_combine`, `exact_combine`
     CombineArgs {
         part_o: u64, part_l: u64, tiles: u64, row_tile: u64, qkvg: u64, act: Act, segments: u32, n: u32, width: u32,
         gate_at: u32, group: u32,

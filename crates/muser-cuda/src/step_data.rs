@@ -22,7 +22,7 @@ const SPLIT_ROWS: u32 = 16;
 pub(crate) struct StepShape {
     /// Rows.
     pub(crate) n: usize,
-    /// Rows that want logits or their hidden state.
+    /// Rows that want something of the top: logits, their largest, or the hidden state.
     pub(crate) top: usize,
     /// Rows that want features.
     pub(crate) features: usize,
@@ -158,7 +158,7 @@ impl StepData {
                 RowInput::Token(id) => id,
                 RowInput::Embedding(e) => e | 1 << 31,
             };
-            if row.wants.logits || row.wants.hidden {
+            if row.wants.needs_logits() || row.wants.hidden {
                 data[o.top + shape.top] = i as u32;
                 shape.top += 1;
             }
