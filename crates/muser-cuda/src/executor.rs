@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use muser_backend::arith;
 use muser_backend::{ExecError, Executor, ExecutorInfo, KvCapacity, KvType, RowWants, StepBatch, StepOutput};
+use muser_gguf::GgmlType;
 use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
 use muser_model::{Geometry, Model};
 
@@ -21,6 +22,7 @@ use crate::forward::{Activations, KvPool, PART_VALUES, RowKernels, Scratch, TOP_
 use crate::kernels::{FILES, ReadArgs, Tuning};
 use crate::matrix::{FEW_ROWS, Product, ProductKernels, Tile};
 use crate::nvrtc;
+use crate::selftest::{self, Card};
 use crate::step_data::{AttentionLimits, StepData, StepShape};
 use crate::weights::Weights;
 
@@ -150,8 +152,14 @@ impl CudaExecutor {
         }
         let kernels = Kernels::load(&context)?;
         let products = kernels.products(&context)?;
-        let weights = Weights::load(&context, model, &kernels.repack()?)?;
         let stream = Stream::new(&context)?;
+        if std::env::var_os(selftest::SKIP_VARIABLE).is_none() {
+            let card = Card { context: &context, kernels: &kernels, products: &products, stream: &stream };
+            let start = std::time::Instant::now();
+            let compared = selftest::at_start(&card, &weight_types(model))?.compared;
+            tracing::debug!(compared, seconds = start.elapsed().as_secs_f64(), "kernels are right");
+        }
+        let weights = Weights::load(&context, model, &kernels.repack()?)?;
         let options = CudaOptions { max_rows: options.max_rows.max(FEW_ROWS), ..options };
         let tuning = Tuning::of(context.arch);
         let limits = AttentionLimits {
@@ -490,6 +498,20 @@ fn info(context: &Context, geometry: &Geometry, options: &CudaOptions) -> Execut
         features: 0,
         draft: None,
     }
+}
+
+/// Types of the matrices, each once.
+fn weight_types(model: &Model) -> Vec<GgmlType> {
+    let layers = model.layers.iter().flat_map(|l| {
+        [&l.attn_q, &l.attn_k, &l.attn_v, &l.attn_gate, &l.attn_output, &l.ffn_gate, &l.ffn_up, &l.ffn_down]
+    });
+    let mut types = Vec::new();
+    for matrix in layers.chain(std::iter::once(&model.output)) {
+        if !types.contains(&matrix.ty) {
+            types.push(matrix.ty);
+        }
+    }
+    types
 }
 
 /// Shapes that the kernels are written for.

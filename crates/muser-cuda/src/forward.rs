@@ -22,11 +22,11 @@ pub(crate) const TOP_ROWS: usize = 32;
 pub(crate) const PART_VALUES: usize = 16 * 128;
 
 /// Shared memory of the combine kernel: 3 stages of 32 partial results of two heads.
-const COMBINE_RING_BYTES: u32 = 3 * 32 * 260 * 4;
+pub(crate) const COMBINE_RING_BYTES: u32 = 3 * 32 * 260 * 4;
 
 /// Shared memory of attention without tensor cores (`struct Shared` in `attention_exact.cu`) and its threads.
-const EXACT_SHARED_BYTES: u32 = 65536 + 128 * 16 * 4 + 16 * 260 * 4 + 4 * 16 * 4;
-const EXACT_THREADS: u32 = 256;
+pub(crate) const EXACT_SHARED_BYTES: u32 = 65536 + 128 * 16 * 4 + 16 * 260 * 4 + 4 * 16 * 4;
+pub(crate) const EXACT_THREADS: u32 = 256;
 
 /// CTAs that share a row in the norm kernel, for long rows.
 const NORM_CLUSTER: u32 = 4;
@@ -80,6 +80,13 @@ pub(crate) struct Scratch {
     pub(crate) act_top: Activations,
 }
 
+/// Shape of the norm kernel for `rows` rows.
+pub(crate) fn norm_launch(arch: u32, hidden: usize, rows: usize) -> Launch {
+    let blocks = (hidden / 256) as u32;
+    let cluster = if arch >= 90 && blocks > 8 { NORM_CLUSTER } else { 1 };
+    Launch { cluster, ..Launch::new((rows as u32 * cluster, 1), blocks.div_ceil(cluster) * 32) }
+}
+
 /// The id in a rank of `logit_rows`; `None` if a logit was not finite.
 pub(crate) fn id_of_rank(rank: u64) -> Option<u32> {
     (rank != u64::MAX).then_some(!(rank as u32) & 0x7FFF_FFFF)
@@ -88,7 +95,7 @@ pub(crate) fn id_of_rank(rank: u64) -> Option<u32> {
 /// A quantised activation buffer and its memory.
 pub(crate) struct Activations {
     pub(crate) act: Act,
-    _memory: Buffer<u8>,
+    memory: Buffer<u8>,
 }
 
 impl Activations {
@@ -123,10 +130,12 @@ impl Activations {
             address
         };
         let [q, d, sums, q32, d32] = sizes.map(&mut place);
-        Ok(Self {
-            act: Act { q, d, sums, q32, d32, k: k as u32, ld: ld as u32, ..Act::default() },
-            _memory: memory,
-        })
+        Ok(Self { act: Act { q, d, sums, q32, d32, k: k as u32, ld: ld as u32, ..Act::default() }, memory })
+    }
+
+    /// Copies bytes from a device address inside this buffer.
+    pub(crate) fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), CudaError> {
+        self.memory.read((address - self.memory.at(0)) as usize, bytes)
     }
 }
 
@@ -251,11 +260,8 @@ impl Walk<'_> {
             eps: g.rms_eps,
             post_eps: g.post_norm_eps,
         };
-        let rows = top.map_or(n, |(_, count)| count) as u32;
-        let blocks = (g.hidden / 256) as u32;
-        let cluster = if self.arch >= 90 && blocks > 8 { NORM_CLUSTER } else { 1 };
-        let shape = Launch { cluster, ..Launch::new((rows * cluster, 1), blocks.div_ceil(cluster) * 32) };
-        self.stream.launch(&self.rows.norm, shape, &args)
+        let rows = top.map_or(n, |(_, count)| count);
+        self.stream.launch(&self.rows.norm, norm_launch(self.arch, g.hidden, rows), &args)
     }
 
     fn tap(&self, layer: usize) -> Result<(), CudaError> {

@@ -1,20 +1,19 @@
-//! Start-up check of the kernels whose results are defined to the bit: quantisation, repacking and products.
+//! Products of random blocks against a scalar loop in the order of `muser_backend::arith`.
 //!
-//! Random blocks of every supported type, odd numbers of rows and tokens, every kernel variant, compared with a scalar
-//! loop in the order of `muser_backend::arith`. The loop gets a block's integers from the readable dequantiser by setting
-//! the block's scales to one, so it shares no layout code with the kernels.
+//! Odd numbers of rows and tokens, every kernel variant. The loop gets a block's integers from the readable dequantiser by
+//! setting the block's scales to one, so it shares no layout code with the kernels.
 
 use half::f16;
 use muser_backend::arith::{MatrixRole, Segments, quantize_block};
 use muser_backend::conformance::Random;
 use muser_gguf::{GgmlType, dequantize_row};
 
+use super::Card;
 use crate::CudaError;
-use crate::driver::{Buffer, Context, Launch, Stream};
-use crate::executor::Kernels;
+use crate::driver::{Buffer, Launch};
 use crate::forward::Activations;
 use crate::kernels::{QuantiseArgs, RepackArgs};
-use crate::matrix::{Part, Product, ProductKernels, Tile};
+use crate::matrix::{Part, Product, Tile};
 
 /// Types that products are checked with.
 const TYPES: [GgmlType; 8] = [
@@ -29,36 +28,44 @@ const TYPES: [GgmlType; 8] = [
 ];
 /// Numbers of tokens: each kernel variant, full and partly filled, and several passes.
 const TOKENS: [usize; 9] = [1, 2, 7, 8, 9, 16, 29, 33, 150];
-const ROWS: usize = 88;
-const K: usize = 1280;
 
-/// What was compared.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Report {
-    /// Values compared bit by bit; all agreed.
-    pub compared: usize,
+/// How much is checked.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Extent {
+    /// Numbers of tokens.
+    tokens: &'static [usize],
+    rows: usize,
+    k: usize,
 }
 
-/// Runs every check on device `index`.
-pub fn run(index: usize) -> Result<Report, CudaError> {
-    let context = Context::open(index)?;
-    let kernels = Kernels::load(&context)?;
-    let products = kernels.products(&context)?;
-    let stream = Stream::new(&context)?;
-    let mut random = Random::new(7);
-    let mut report = Report::default();
-    let most = TOKENS.iter().copied().max().unwrap_or(1);
-    let x: Vec<f32> = (0..most * K).map(|i| sample(&mut random, i)).collect();
-    let bench = Bench { context: &context, kernels: &kernels, products: &products, stream: &stream, x: &x };
-    for ty in TYPES {
-        report.compared += bench.check(&[ty], &mut random)?;
-    }
-    report.compared += bench.check(&[GgmlType::Q4_K, GgmlType::Q6_K], &mut random)?;
-    Ok(report)
+impl Extent {
+    /// Every kernel variant, full and partly filled, and several passes.
+    pub(super) const FULL: Self = Self { tokens: &TOKENS, rows: 88, k: 1280 };
+    /// Every kernel variant once.
+    pub(super) const BRIEF: Self = Self { tokens: &[1, 7, 12, 40], rows: 40, k: 768 };
+}
+
+/// Types of [`all_types`] that a product may have.
+pub(super) fn all_types() -> Vec<Vec<GgmlType>> {
+    let single = TYPES.iter().map(|ty| vec![*ty]);
+    single.chain(std::iter::once(vec![GgmlType::Q4_K, GgmlType::Q6_K])).collect()
+}
+
+/// Checks one product for each entry of `types`; returns how many values were compared.
+pub(super) fn check(
+    card: &Card<'_>,
+    types: &[Vec<GgmlType>],
+    extent: Extent,
+    random: &mut Random,
+) -> Result<usize, CudaError> {
+    let most = extent.tokens.iter().copied().max().unwrap_or(1);
+    let x: Vec<f32> = (0..most * extent.k).map(|i| sample(random, i)).collect();
+    let bench = Bench { card, extent, x: &x };
+    types.iter().map(|types| bench.check(types, random)).sum()
 }
 
 /// Activations with outliers, zeros and a whole block of zeros.
-fn sample(random: &mut Random, i: usize) -> f32 {
+pub(super) fn sample(random: &mut Random, i: usize) -> f32 {
     if (i / 256).is_multiple_of(7) {
         return 0.0;
     }
@@ -68,39 +75,39 @@ fn sample(random: &mut Random, i: usize) -> f32 {
 }
 
 struct Bench<'a> {
-    context: &'a std::sync::Arc<Context>,
-    kernels: &'a Kernels,
-    products: &'a ProductKernels,
-    stream: &'a Stream,
+    card: &'a Card<'a>,
+    extent: Extent,
     x: &'a [f32],
 }
 
 impl Bench<'_> {
     /// One product of matrices of these types, for every number of tokens.
     fn check(&self, types: &[GgmlType], random: &mut Random) -> Result<usize, CudaError> {
-        let mut product = Product::new(MatrixRole::AttnIn, K);
-        let repack = self.kernels.repack()?;
+        let Card { context, kernels, products, stream } = *self.card;
+        let Extent { tokens, rows: all_rows, k } = self.extent;
+        let mut product = Product::new(MatrixRole::AttnIn, k);
+        let repack = kernels.repack()?;
         let (mut tiles, mut matrices) = (Vec::new(), Vec::new());
         for (i, ty) in types.iter().enumerate() {
             // A part that others follow has whole tiles, the last one need not.
-            let rows = if i + 1 < types.len() { ROWS / 16 * 16 } else { ROWS };
-            let blocks = random_blocks(*ty, rows * K, random);
+            let rows = if i + 1 < types.len() { all_rows / 16 * 16 } else { all_rows };
+            let blocks = random_blocks(*ty, rows * k, random);
             let tile = Tile::of(*ty).expect("only supported types are listed");
             let row_tiles = rows.div_ceil(16);
-            let bytes = row_tiles * (K / 256) * tile.bytes();
-            let raw = Buffer::from_slice(self.context, &blocks, "self-test weights")?;
-            let packed = Buffer::<u8>::zeroed(self.context, bytes, "self-test weights")?;
+            let bytes = row_tiles * (k / 256) * tile.bytes();
+            let raw = Buffer::from_slice(context, &blocks, "self-test weights")?;
+            let packed = Buffer::<u8>::zeroed(context, bytes, "self-test weights")?;
             let args = RepackArgs {
                 src: raw.at(0),
                 dst: packed.at(0),
                 words: (bytes / 4) as u64,
                 rows: rows as u32,
-                kb: (K / 256) as u32,
+                kb: (k / 256) as u32,
                 type_id: ty.id(),
             };
             let shape = Launch { overlap: false, ..Launch::new((args.words.div_ceil(256) as u32, 1), 256) };
-            self.stream.launch(&repack[tile as usize], shape, &args)?;
-            self.stream.synchronize()?;
+            stream.launch(&repack[tile as usize], shape, &args)?;
+            stream.synchronize()?;
             product.parts.push(Part {
                 tile,
                 address: packed.at(0),
@@ -113,20 +120,20 @@ impl Bench<'_> {
         }
         let small = product.wants_small_blocks();
         let name = types.iter().map(|t| t.name()).collect::<Vec<_>>().join("+");
-        let expected = Expected::new(&matrices, self.x, small);
+        let expected = Expected::new(&matrices, self.x, k, small);
 
-        let most = self.x.len() / K;
-        let activations = Activations::new(self.context, most, K, &[&product])?;
-        let x = Buffer::from_slice(self.context, self.x, "self-test activations")?;
+        let most = self.x.len() / k;
+        let activations = Activations::new(context, most, k, &[&product])?;
+        let x = Buffer::from_slice(context, self.x, "self-test activations")?;
         let mut compared = 0;
-        for n in TOKENS {
-            let act = self.products.input(&product, activations.act, n);
-            let shape = Launch { overlap: false, ..Launch::new(((K / 256) as u32, most as u32), 32) };
-            self.stream.launch(&self.kernels.get("quantise")?, shape, &QuantiseArgs { x: x.at(0), act })?;
+        for &n in tokens {
+            let act = products.input(&product, activations.act, n);
+            let shape = Launch { overlap: false, ..Launch::new(((k / 256) as u32, most as u32), 32) };
+            stream.launch(&kernels.get("quantise")?, shape, &QuantiseArgs { x: x.at(0), act })?;
             let mut out = vec![f32::NAN; product.output_len(n)];
-            let device = Buffer::from_slice(self.context, &out, "self-test results")?;
-            self.products.multiply(self.stream, &product, act, device.at(0), n)?;
-            self.stream.synchronize()?;
+            let device = Buffer::from_slice(context, &out, "self-test results")?;
+            products.multiply(stream, &product, act, device.at(0), n)?;
+            stream.synchronize()?;
             device.read(0, &mut out)?;
             for token in 0..n {
                 for (row, at) in expected.rows.iter().enumerate() {
@@ -151,7 +158,7 @@ impl Bench<'_> {
 }
 
 /// `n` values' worth of random blocks with sane scales.
-fn random_blocks(ty: GgmlType, n: usize, random: &mut Random) -> Vec<u8> {
+pub(super) fn random_blocks(ty: GgmlType, n: usize, random: &mut Random) -> Vec<u8> {
     let bytes = ty.row_bytes(n).expect("whole blocks");
     let mut blocks: Vec<u8> = (0..bytes).map(|_| random.next_u64() as u8).collect();
     for block in blocks.chunks_exact_mut(ty.block_bytes()) {
@@ -181,7 +188,7 @@ struct Expected {
 }
 
 impl Expected {
-    fn new(matrices: &[(GgmlType, usize, usize, Vec<u8>)], x: &[f32], small: bool) -> Self {
+    fn new(matrices: &[(GgmlType, usize, usize, Vec<u8>)], x: &[f32], k: usize, small: bool) -> Self {
         let block_len = if small { 32 } else { 256 };
         let mut q = vec![0i8; x.len()];
         let d: Vec<f32> =
@@ -192,16 +199,16 @@ impl Expected {
             let row_bytes = blocks.len() / count;
             for (row, bytes) in blocks.chunks_exact(row_bytes).enumerate() {
                 rows.push(at + row);
-                let row = ScalarRow::new(*ty, bytes);
+                let row = ScalarRow::new(*ty, bytes, k);
                 columns.push(
-                    q.chunks(K)
-                        .zip(d.chunks(K / block_len))
+                    q.chunks(k)
+                        .zip(d.chunks(k / block_len))
                         .map(|(q, d)| row.product(q, d, block_len))
                         .collect(),
                 );
             }
         }
-        let tokens = x.len() / K;
+        let tokens = x.len() / k;
         let values = (0..tokens).flat_map(|t| columns.iter().map(move |c| c[t])).collect();
         Self { rows, values }
     }
@@ -216,7 +223,7 @@ struct ScalarRow {
 }
 
 impl ScalarRow {
-    fn new(ty: GgmlType, bytes: &[u8]) -> Self {
+    fn new(ty: GgmlType, bytes: &[u8], k: usize) -> Self {
         let places = scale_places(ty);
         let decode = |d: f32, dmin: f32| {
             let mut copy = bytes.to_vec();
@@ -225,7 +232,7 @@ impl ScalarRow {
                     block[*at..*at + 2].copy_from_slice(&f16::from_f32(value).to_le_bytes());
                 }
             }
-            let mut values = vec![0.0; K];
+            let mut values = vec![0.0; k];
             dequantize_row(ty, &copy, &mut values).expect("whole blocks of a decodable type");
             values.iter().map(|v| *v as i32).collect::<Vec<i32>>()
         };
@@ -242,7 +249,7 @@ impl ScalarRow {
 
     fn product(&self, q: &[i8], d: &[f32], block_len: usize) -> f32 {
         let dot = |w: &[i32], q: &[i8]| w.iter().zip(q).map(|(w, q)| w * i32::from(*q)).sum::<i32>();
-        let segments = Segments::of(MatrixRole::AttnIn, K);
+        let segments = Segments::of(MatrixRole::AttnIn, q.len());
         let mut total = 0.0f32;
         for s in 0..segments.count() {
             let mut acc = 0.0f32;
