@@ -12,7 +12,7 @@ mod draft;
 use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
 use muser_model::Geometry;
 
-pub use draft::{draft_invariance, draft_logits};
+pub use draft::{draft_invariance, draft_logits, skipped_context_is_blank};
 
 use crate::{ExecError, Executor, KvCapacity, Row, RowInput, RowWants, StepBatch, StepOutput};
 

@@ -95,6 +95,44 @@ pub fn draft_logits(executor: &mut dyn Executor, prompt: &[u32], proposals: usiz
     logits
 }
 
+/// A step that leaves the context out stores zeros in the draft's planes, whoever had the block before, and changes nothing
+/// else. `target_bytes` is the size of a sliding block without a draft.
+///
+/// # Panics
+/// When it does not.
+pub fn skipped_context_is_blank(
+    mut executor: impl FnMut() -> Box<dyn Executor>,
+    geometry: &Geometry,
+    target_bytes: usize,
+) {
+    let table = [BlockId(1), BlockId(0)];
+    let mut run = |skip: bool| {
+        let mut executor = executor();
+        executor.allocate_kv(KvCapacity { full: 2, sliding: 2 }).expect("KV memory");
+        let (mut batch, mut out) = (StepBatch::default(), StepOutput::default());
+        for first in [3, 5] {
+            batch.clear();
+            if skip && first == 5 {
+                batch.skip_draft_context();
+            }
+            batch.push_seq(0, &table, 0, &table);
+            for i in 0..30 {
+                let input = RowInput::Token((first + 7 * i) % geometry.vocab as u32);
+                batch.push_row(Row { input, wants: RowWants { logits: true, ..RowWants::default() } });
+            }
+            executor.step(&batch, &mut out).expect("step");
+        }
+        let mut bytes = vec![0u8; executor.info().sliding_block_bytes];
+        executor.export_block(KvGroup::Sliding, table[0], &mut bytes).expect("export");
+        (out.logits, bytes)
+    };
+    let ((logits, bytes), (same_logits, blank)) = (run(false), run(true));
+    assert!(logits == same_logits, "logits depend on the draft's context");
+    assert!(bytes[..target_bytes] == blank[..target_bytes], "the target's planes depend on it");
+    assert!(bytes[target_bytes..].iter().any(|&byte| byte != 0), "the context was never written");
+    assert!(blank[target_bytes..].iter().all(|&byte| byte == 0), "old context is left");
+}
+
 fn run_alone(
     executor: &mut dyn Executor,
     geometry: &Geometry,

@@ -169,6 +169,16 @@ impl CpuExecutor {
         &self.description
     }
 
+    /// Zeros for the draft's K and V of all rows.
+    fn blank_draft(&self, batch: &StepBatch) {
+        let Some(drafter) = &self.drafter else { return };
+        for place in &self.rows {
+            let seq = &batch.seqs()[place.seq];
+            let block = place.position / muser_kv::BLOCK_LEN - seq.sliding_first as usize;
+            drafter.blank(self.kernels, &self.kv, batch.sliding_table(seq)[block], place.position);
+        }
+    }
+
     /// Numbers the rows and sizes the outputs.
     fn place_rows(&mut self, batch: &StepBatch, out: &mut StepOutput) -> usize {
         let (mut logits, mut features, mut hidden) = (0, 0, 0);
@@ -229,7 +239,11 @@ impl Executor for CpuExecutor {
                 self.partial.resize(size, 0.0);
             }
         }
-        let extend = self.drafter.as_mut().map(Drafter::extend);
+        if !batch.wants_draft_context() {
+            self.blank_draft(batch);
+        }
+        let drafter = self.drafter.as_mut().filter(|_| batch.wants_draft_context());
+        let extend = drafter.map(Drafter::extend);
         let context = StepContext {
             model: &self.model,
             weights: &self.weights,

@@ -118,6 +118,11 @@ pub fn table(options: &SynthOptions) -> Result<Vec<(String, Vec<u64>, GgmlType)>
     Ok(plan::tensors(&geometry, options).into_iter().map(|t| (t.name, t.dims, t.ty)).collect())
 }
 
+/// The tensor table of a draft file.
+pub fn draft_table(config: &DflashConfig, mix: Mix) -> Vec<(String, Vec<u64>, GgmlType)> {
+    draft::tensors(config, mix).into_iter().map(|t| (t.name, t.dims, t.ty)).collect()
+}
+
 fn lay_out(options: &SynthOptions) -> Result<(GgufHeader, Vec<Planned>), ModelError> {
     let geometry = plan::geometry(options);
     let vocabulary = match &options.tokenizer_model {

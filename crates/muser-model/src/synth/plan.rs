@@ -4,7 +4,7 @@ use muser_gguf::{GgmlType, GgufWriter, Value};
 
 use super::fill::Fill;
 use super::{Planned, SynthOptions};
-use crate::{ARCHITECTURE, Geometry, ModelError};
+use crate::{ARCHITECTURE, DflashConfig, Geometry, ModelError};
 
 /// Factor that the released model's `attn_q_norm` vectors carry.
 const Q_NORM: f32 = 3.87;
@@ -55,6 +55,33 @@ impl Preset {
             sliding: Geometry::period_of_four(layers),
             logit_scale: (hidden as f64 / 256.0).powf(-0.5) as f32,
             ..Geometry::released()
+        }
+    }
+
+    /// A draft for a model of this shape that costs about the same share of it as the released draft of the released
+    /// model: as many layers for its depth, features from the same places.
+    pub fn draft(self) -> DflashConfig {
+        let (g, released) = (self.geometry(), DflashConfig::released());
+        if self == Preset::B30 {
+            return released;
+        }
+        let all = Geometry::released().layers();
+        let scaled = |layers: usize| ((layers * g.layers() + all / 2) / all).max(1);
+        let mut target_layers: Vec<usize> =
+            released.target_layers.iter().map(|layer| layer * g.layers() / all).collect();
+        target_layers.dedup();
+        DflashConfig {
+            hidden: g.hidden,
+            ffn: g.ffn,
+            heads: g.heads,
+            kv_heads: g.heads / (released.heads / released.kv_heads),
+            head_dim: g.head_dim,
+            window: g.window,
+            sliding: vec![true; scaled(released.sliding.len())],
+            target_layers,
+            mask_token: g.vocab as u32 - 1,
+            vocab: None,
+            ..released
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use muser_gguf::{GgmlType, GgufFile, dequantize_row};
 
 use super::*;
-use crate::Model;
+use crate::{Draft, Model};
 
 fn model(options: &SynthOptions) -> Model {
     let bytes = to_bytes(options).expect("the options are possible");
@@ -146,6 +146,24 @@ fn the_released_draft_has_the_official_sizes() {
     let metadata = 1_631_205_312 - data - table;
     // The vocabulary of the text model, whose metadata ends at byte 13,070,042, and almost the same other keys.
     assert!(metadata.abs_diff(13_070_042) < 1000, "{metadata}");
+}
+
+#[test]
+fn a_preset_has_a_draft_that_fits_and_costs_a_tenth() {
+    let mix = Mix::Medium(GgmlType::Q4_K);
+    assert_eq!(Preset::B30.draft(), DflashConfig::released());
+    for preset in [Preset::B0_1, Preset::B1, Preset::B30] {
+        let parameters = |table: Vec<(String, Vec<u64>, GgmlType)>| -> u64 {
+            table.iter().map(|(_, dims, _)| dims.iter().product::<u64>()).sum()
+        };
+        let own = parameters(draft_table(&preset.draft(), mix)) as f64;
+        let share = own / parameters(table(&SynthOptions::new(preset, mix)).expect("possible")) as f64;
+        assert!((0.08..0.14).contains(&share), "{preset:?}: {share}");
+    }
+    let target = model(&SynthOptions::new(Preset::Tiny, mix));
+    let bytes = draft_to_bytes(&Preset::Tiny.draft(), mix, 1).expect("possible");
+    let draft = Draft::from_gguf(Arc::new(GgufFile::from_bytes(bytes).expect("valid"))).expect("a draft");
+    draft.check_target(&target).expect("fits");
 }
 
 #[test]

@@ -97,6 +97,10 @@ pub struct SynthArgs {
     /// Take the vocabulary from this tiktoken rank file instead of a made-up one
     #[arg(long, value_name = "FILE")]
     pub tokenizer_model: Option<PathBuf>,
+    /// Write a DFlash draft that fits a model of this size and costs the share of it that a real one would; what it
+    /// proposes is noise
+    #[arg(long, conflicts_with = "tokenizer_model")]
+    pub draft: bool,
     /// Replace the file if it is there
     #[arg(long)]
     pub force: bool,

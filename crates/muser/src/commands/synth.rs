@@ -1,6 +1,6 @@
-//! `muser synth`: writes a synthetic model file.
+//! `muser synth`: writes a synthetic model file, or a draft for one.
 
-use muser_model::synth::{self, SynthOptions};
+use muser_model::synth::{self, Preset, SynthOptions};
 
 use crate::cli::SynthArgs;
 use crate::output::{Console, HintExt as _, Progress};
@@ -11,18 +11,25 @@ pub fn run(args: SynthArgs, console: &Console) -> anyhow::Result<()> {
         return Err(anyhow::anyhow!("{}: the file is already there", args.out.display()))
             .hint("--force replaces it");
     }
-    let mut options = SynthOptions::new(args.preset.into(), args.mix);
-    options.seed = args.seed;
-    options.tokenizer_model = args.tokenizer_model;
     let mut progress = None;
-    let outcome = synth::write(&args.out, &options, &mut |done, total| {
+    let mut report = |done, total| {
         progress.get_or_insert_with(|| Progress::bytes(console, "writing", total)).set(done);
-    });
+    };
+    let preset: Preset = args.preset.into();
+    let outcome = if args.draft {
+        let table = synth::draft_table(&preset.draft(), args.mix);
+        synth::write_draft(&args.out, &preset.draft(), args.mix, args.seed, &mut report).map(|n| (n, table))
+    } else {
+        let mut options = SynthOptions::new(preset, args.mix);
+        options.seed = args.seed;
+        options.tokenizer_model = args.tokenizer_model;
+        synth::write(&args.out, &options, &mut report)
+            .and_then(|bytes| synth::table(&options).map(|table| (bytes, table)))
+    };
     if let Some(progress) = progress {
         progress.finish();
     }
-    let file_bytes = outcome?;
-    let table = synth::table(&options)?;
+    let (file_bytes, table) = outcome?;
     let tensor_bytes: u64 = table
         .iter()
         .map(|(_, dims, ty)| dims.iter().product::<u64>() / ty.block_len() as u64 * ty.block_bytes() as u64)

@@ -10,10 +10,11 @@
 //! ever look back at: a block may be resumed at any of its positions later.
 #![allow(unsafe_code, reason = "threads write disjoint parts of shared buffers")]
 
-use muser_kv::BLOCK_LEN;
+use muser_kv::{BLOCK_LEN, BlockId};
 use muser_model::{DflashConfig, Draft};
 
 use super::{DraftLayerViews, Drafter, is_float};
+use crate::executor::kv::KvStore;
 use crate::executor::panels::{PanelBuffers, PanelPointers};
 use crate::executor::share::share_products;
 use crate::executor::step::{STORE_ROWS, StepContext, ThreadScratch, angles};
@@ -35,6 +36,8 @@ pub(super) struct ExtendBuffers {
     v: Vec<f32>,
     /// cos, then sin, per row; empty where the target's angles are the same.
     rope: Vec<f32>,
+    /// One head of what is stored when a step leaves the context out.
+    zeros: Vec<f32>,
     /// K and V of all layers, which read the same input.
     products: Vec<(MatrixView, *mut f32, usize)>,
 }
@@ -68,6 +71,7 @@ impl ExtendBuffers {
             k: of(layers.len() * c.kv_width()),
             v: of(layers.len() * c.kv_width()),
             rope: if own_angles { of(c.head_dim) } else { Vec::new() },
+            zeros: vec![0.0; c.head_dim],
             products: Vec::with_capacity(2 * layers.len()),
         };
         let width = c.kv_width();
@@ -120,6 +124,24 @@ impl Drafter {
             v: b.v.as_mut_ptr(),
             rope: pointer(&mut b.rope),
             products: &b.products,
+        }
+    }
+}
+
+impl Drafter {
+    /// Stores zeros as K and V of one position, for a step that leaves the context out.
+    pub(crate) fn blank(&self, kernels: &Kernels, kv: &KvStore, block: BlockId, position: usize) {
+        let c = &self.model.config;
+        let zeros = &self.extend.zeros;
+        for layer in 0..self.layers.len() {
+            for kv_head in 0..c.kv_heads {
+                let view = kv.view(self.first_layer + layer, kv_head);
+                // SAFETY: `zeros` has `head_dim` values; the batch's tables were checked and no step runs.
+                unsafe {
+                    let zeros = zeros.as_ptr();
+                    (kernels.store_kv)(&view, block, position % BLOCK_LEN, zeros, zeros);
+                }
+            }
         }
     }
 }

@@ -1,4 +1,5 @@
 use std::path::Path;
+use std::sync::Arc;
 
 use super::super::tests::{supported, tiny};
 use super::super::{CpuExecutor, Isa};
@@ -39,10 +40,7 @@ fn odd_draft(mix: &str) -> Draft {
         vocab: None,
     };
     let bytes = synth::draft_to_bytes(&config, Mix::from_name(mix).expect("a mix"), 3).expect("draft");
-    let dir = tempfile::tempdir().expect("a folder");
-    let path = dir.path().join("draft.gguf");
-    std::fs::write(&path, bytes).expect("written");
-    Draft::from_gguf(std::sync::Arc::new(GgufFile::open(&path).expect("opens"))).expect("draft")
+    Draft::from_gguf(Arc::new(GgufFile::from_bytes(bytes).expect("valid"))).expect("draft")
 }
 
 fn ids(n: usize, step: usize) -> Vec<u32> {
@@ -55,7 +53,7 @@ fn agrees_with_the_reference() {
     for draft in [tiny_draft(), odd_draft("q4_k_m"), odd_draft("f16")] {
         let mut reference = ReferenceExecutor::new(model.clone(), KvType::F16).expect("reference");
         reference.attach_draft(draft.clone()).expect("draft");
-        for prompt in [ids(1, 5), ids(290, 41)] {
+        for prompt in [ids(1, 5), ids(140, 41)] {
             let proposals = draft.config.max_draft();
             let expected = conformance::draft_logits(&mut reference, &prompt, proposals);
             let mut fast = executor(&model, &draft, Isa::detect(), 2, Repack::On);
@@ -71,7 +69,7 @@ fn agrees_with_the_reference() {
 fn every_instruction_set_proposes_the_same_bits() {
     let model = tiny();
     for draft in [tiny_draft(), odd_draft("q4_k_m")] {
-        let prompt = ids(70, 41);
+        let prompt = ids(30, 41);
         let proposals = draft.config.max_draft();
         let run = |isa, threads, repack| {
             conformance::draft_logits(
@@ -125,6 +123,17 @@ fn the_target_is_what_it_was_and_the_planes_are_row_invariant() {
     drafting.export_block(block.0, block.1, &mut b).expect("export");
     assert!(b.len() > a.len() && b[..a.len()] == a[..]);
     assert_ne!(plain.info().route, drafting.info().route);
+}
+
+#[test]
+fn a_step_without_context_leaves_zeros() {
+    let model = tiny();
+    let options = CpuOptions { threads: Some(1), repack: Repack::Off, isa: None, max_rows: 64 };
+    let plain = CpuExecutor::new(model.clone(), options).expect("executor");
+    for draft in [tiny_draft(), odd_draft("q4_k_m")] {
+        let make = || executor(&model, &draft, Isa::detect(), 2, Repack::Off);
+        conformance::skipped_context_is_blank(make, &model.geometry, plain.info().sliding_block_bytes);
+    }
 }
 
 #[test]
