@@ -33,8 +33,8 @@ pub(crate) struct Sequence {
     pub(crate) owes_cached: bool,
     /// Its prompt has been read and not been offered to the source.
     pub(crate) offer_due: bool,
-    /// Whole blocks that have been offered.
-    pub(crate) offered_blocks: usize,
+    /// Positions that have been offered.
+    pub(crate) offered: usize,
     /// Copies into its blocks are planned and not made.
     pub(crate) awaits_copy: bool,
     /// Proposals of a draft for the positions after `tokens`.
@@ -99,7 +99,7 @@ impl Sequence {
             restoring: None,
             owes_cached: false,
             offer_due: false,
-            offered_blocks: 0,
+            offered: 0,
             awaits_copy: false,
             drafts: Vec::with_capacity(16),
             generated: 0,

@@ -59,7 +59,7 @@ impl Import {
 /// A known full block on the way out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeldBlock {
-    /// Its place in the hash chain.
+    /// Its place in the hash chain; of no meaning for an unfinished block.
     pub hash: BlockHash,
     /// The block of the full group.
     pub full: BlockId,
@@ -196,12 +196,16 @@ impl KvCache {
         Held { blocks }
     }
 
-    /// Holds the whole known blocks of a sequence, which may go on or end meanwhile. Nothing for one that is not
-    /// published.
-    pub fn hold_sequence(&mut self, seq: &KvSeq) -> Held {
-        let whole = if seq.publish { seq.len / BLOCK_LEN } else { 0 };
-        let mut blocks = Vec::with_capacity(whole);
-        for &full in &seq.full[..whole] {
+    /// Holds the known blocks of a sequence, which may go on or end meanwhile: the whole ones, and with `tail` the
+    /// unfinished last one too, whose rows so far never change. Nothing for a sequence that is not published.
+    pub fn hold_sequence(&mut self, seq: &KvSeq, tail: bool) -> Held {
+        let end = if tail { seq.len.div_ceil(BLOCK_LEN) } else { seq.len / BLOCK_LEN };
+        let end = if seq.publish { end } else { 0 };
+        let mut blocks = Vec::with_capacity(end);
+        for &full in &seq.full[..end] {
+            if !self.tree.contains(full) {
+                break;
+            }
             self.full.add_ref(full);
             let sliding = self.tree.sliding(full);
             if let Some(sliding) = sliding {

@@ -84,6 +84,11 @@ impl Delivery {
         self.0.0.cancelled.load(Ordering::Relaxed)
     }
 
+    /// The flag behind [`Delivery::is_cancelled`], for readers that look at one.
+    pub fn cancel_flag(&self) -> &AtomicBool {
+        &self.0.0.cancelled
+    }
+
     /// Hands over a block. The caller vouches for the bytes: same model, same numeric route, same prefix.
     pub fn give(&self, group: KvGroup, index: usize, bytes: BlockBytes) {
         let cell = &self.0.0;

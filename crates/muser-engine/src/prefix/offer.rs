@@ -41,11 +41,13 @@ pub(crate) enum ExportWork {
 pub(crate) struct Door {
     pub(crate) work: SegQueue<ExportWork>,
     stopped: AtomicBool,
+    /// Sequences are being computed.
+    pub(crate) computing: AtomicBool,
 }
 
 impl Door {
     pub(crate) fn new() -> Self {
-        Self { work: SegQueue::new(), stopped: AtomicBool::new(false) }
+        Self { work: SegQueue::new(), stopped: AtomicBool::new(false), computing: AtomicBool::new(false) }
     }
 
     /// Nobody will do what is asked from now on.
@@ -71,7 +73,7 @@ impl Door {
     }
 }
 
-/// A computed prefix. Its whole blocks never change again, and they are held in memory while the offer lives, unless
+/// A computed prefix. Its rows never change again, and they are held in memory while the offer lives, unless
 /// sequences need their place.
 pub struct PrefixOffer {
     units: Vec<Unit>,
@@ -86,12 +88,17 @@ impl PrefixOffer {
         Self { units, sliding, hold, door, engine: std::thread::current() }
     }
 
-    /// The prefix: whole blocks only.
+    /// The prefix. At the end of a request it may end inside a block; of that block only the rows so far mean anything.
     pub fn units(&self) -> &[Unit] {
         &self.units
     }
 
-    /// Blocks in it.
+    /// Is the engine computing something? Whoever works in the background may want to go slowly then.
+    pub fn engine_is_computing(&self) -> bool {
+        self.door.upgrade().is_some_and(|door| door.computing.load(Ordering::Relaxed))
+    }
+
+    /// Blocks in it, an unfinished one included.
     pub fn blocks(&self) -> usize {
         self.sliding.len()
     }

@@ -126,9 +126,9 @@ impl Holds {
 }
 
 impl Scheduler {
-    /// The sequence's whole blocks are held from now on; `None` if it has none.
-    pub(crate) fn hold(&mut self, sequence: &Sequence) -> Option<(u64, Vec<bool>)> {
-        let held = self.kv.hold_sequence(sequence.kv.as_ref()?);
+    /// The sequence's blocks are held from now on, with `tail` the unfinished one too; `None` if it has none.
+    pub(crate) fn hold(&mut self, sequence: &Sequence, tail: bool) -> Option<(u64, Vec<bool>)> {
+        let held = self.kv.hold_sequence(sequence.kv.as_ref()?, tail);
         if held.blocks.is_empty() {
             return None;
         }

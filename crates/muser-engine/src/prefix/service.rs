@@ -2,7 +2,7 @@
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -35,6 +35,7 @@ impl Driver {
             return false;
         }
         let computing = self.scheduler.running().any(|sequence| sequence.kv.is_some());
+        self.door.computing.store(computing, Ordering::Relaxed);
         let slice = if computing { SLICE.max((self.last_step / 10).min(LONGEST_SLICE)) } else { IDLE_SLICE };
         let began = Instant::now();
         let brought = self.bring_in(began, slice);
@@ -127,7 +128,7 @@ impl Driver {
         for slot in 0..self.scheduler.slots.len() {
             let due = self.scheduler.slots[slot].as_mut().is_some_and(|s| std::mem::take(&mut s.offer_due));
             if due && let Some(mut sequence) = self.scheduler.slots[slot].take() {
-                self.offer(&mut sequence);
+                self.offer(&mut sequence, false);
                 self.scheduler.slots[slot] = Some(sequence);
             }
         }
@@ -139,23 +140,25 @@ impl Driver {
             && let Some(mut sequence) = self.scheduler.slots[slot].take()
         {
             if !sequence.awaits_copy {
-                self.offer(&mut sequence);
+                self.offer(&mut sequence, true);
             }
             self.scheduler.slots[slot] = Some(sequence);
         }
         self.scheduler.vacate(slot)
     }
 
-    fn offer(&mut self, sequence: &mut Sequence) {
-        let blocks = sequence.computed() / BLOCK_LEN;
-        if !sequence.task.cache || blocks <= sequence.offered_blocks {
+    fn offer(&mut self, sequence: &mut Sequence, ended: bool) {
+        let computed = sequence.computed();
+        let end = if ended { computed } else { computed / BLOCK_LEN * BLOCK_LEN };
+        if !sequence.task.cache || end < BLOCK_LEN || end <= sequence.offered {
             return;
         }
-        sequence.offered_blocks = blocks;
-        let (Some(source), Some((hold, sliding))) = (&mut self.source, self.scheduler.hold(sequence)) else {
+        sequence.offered = end;
+        let (Some(source), Some((hold, sliding))) = (&mut self.source, self.scheduler.hold(sequence, ended))
+        else {
             return;
         };
-        let units = sequence.units[..sliding.len() * BLOCK_LEN].to_vec();
+        let units = sequence.units[..end.min(sliding.len() * BLOCK_LEN)].to_vec();
         let offer = PrefixOffer::new(units, sliding, hold, Arc::downgrade(&self.door));
         guard(|| source.offer(offer));
     }

@@ -1,0 +1,189 @@
+//! The identity of what an engine computes, taken from the loaded artifacts and from nothing else.
+
+use std::path::Path;
+
+use muser_backend::{ExecutorInfo, KvType};
+use muser_gguf::{GgufFile, Value};
+use muser_kv::BLOCK_LEN;
+use muser_model::{Draft, Model};
+use muser_pack::{
+    Digest, DraftModel, FileStamp, FingerprintCache, Geometry, Identity, LayerKind, Positions,
+    Representation, TensorBytes, WeightsRoot,
+};
+
+/// An identity could not be taken.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum IdentityError {
+    /// A figure does not fit the format.
+    #[error("{what} is {found}, a pack's identity holds at most {most}")]
+    TooLarge {
+        /// Which figure.
+        what: &'static str,
+        /// Its value.
+        found: usize,
+        /// The most.
+        most: u64,
+    },
+}
+
+/// The root over a file's tensors: from the cache if the file has not changed since it was hashed, else computed with
+/// `threads` threads. `hashing` hears of the bytes about to be hashed.
+pub fn weights_root(
+    file: &GgufFile,
+    cache: Option<&FingerprintCache>,
+    threads: usize,
+    hashing: impl FnOnce(u64),
+) -> WeightsRoot {
+    let paths: Vec<&Path> = (0..file.shard_count()).map(|shard| file.shard_path(shard)).collect();
+    // A model inside the executable has no file and is small.
+    let stamp = FileStamp::of(&paths).ok();
+    let known = cache.zip(stamp.as_ref()).and_then(|(cache, stamp)| cache.get(stamp));
+    if let Some(root) = known {
+        return root;
+    }
+    let tensors: Vec<TensorBytes<'_>> = file
+        .tensors()
+        .iter()
+        .map(|tensor| TensorBytes {
+            name: &tensor.name,
+            kind: tensor.ty as u32,
+            dims: &tensor.dims,
+            bytes: file.tensor_data(tensor),
+        })
+        .collect();
+    hashing(tensors.iter().map(|tensor| tensor.bytes.len() as u64).sum());
+    let root = WeightsRoot::of(&tensors, threads);
+    if let Some((cache, stamp)) = cache.zip(stamp)
+        && let Err(error) = cache.put(&stamp, root)
+    {
+        tracing::warn!("the model's fingerprint is not remembered: {error}");
+    }
+    root
+}
+
+/// The identity of what an executor with these facts computes with this model, whose tensors have the root `weights`; and
+/// with this draft, if it has one.
+pub fn identity_of(
+    model: &Model,
+    weights: WeightsRoot,
+    draft: Option<(&Draft, WeightsRoot)>,
+    info: &ExecutorInfo,
+) -> Result<Identity, IdentityError> {
+    let geometry = &model.geometry;
+    let small = |what: &'static str, value: usize| {
+        u32::try_from(value).map_err(|_| IdentityError::TooLarge {
+            what,
+            found: value,
+            most: u64::from(u32::MAX),
+        })
+    };
+    let bits = |value: f32| u64::from(value.to_bits());
+    let row_values = geometry.kv_heads * geometry.head_dim;
+    let draft = draft
+        .map(|(draft, root)| {
+            Ok(DraftModel {
+                weights: digest("draft", &[&root.0, &metadata(&draft.file, |_| true)]),
+                layers: small("draft layers", draft.layers.len())?,
+                window: small("draft window", info.draft.map_or(0, |draft| draft.window))?,
+            })
+        })
+        .transpose()?;
+    Ok(Identity {
+        weights: weights.0,
+        architecture: metadata(&model.file, |key| {
+            !key.starts_with("tokenizer.") && !key.starts_with("general.")
+        }),
+        quantisation: format!("per tensor, in the weights' root; activations of route {}", info.route),
+        adapters: Vec::new(),
+        tokenizer: digest(
+            "tokenizer",
+            &[&metadata(&model.file, |key| key.starts_with("tokenizer.") && !is_template(key))],
+        ),
+        template: digest("template", &[&metadata(&model.file, is_template)]),
+        positions: Positions {
+            rotary_base_bits: f64::from(geometry.rope_theta).to_bits(),
+            pairing: "interleaved".into(),
+            scaling: "none".into(),
+            rotating: geometry.sliding.clone(),
+            origin: 0,
+        },
+        geometry: Geometry {
+            layers: geometry
+                .sliding
+                .iter()
+                .map(|&sliding| if sliding { LayerKind::Sliding } else { LayerKind::Full })
+                .collect(),
+            window: small("window", geometry.window)?,
+            kv_heads: small("KV heads", geometry.kv_heads)?,
+            head_dim: small("head size", geometry.head_dim)?,
+            block_len: BLOCK_LEN as u32,
+        },
+        scalars: vec![
+            ("rms_eps".into(), bits(geometry.rms_eps)),
+            ("post_norm_eps".into(), bits(geometry.post_norm_eps)),
+            ("logit_scale".into(), bits(geometry.logit_scale)),
+            ("softcap".into(), geometry.softcap.map_or(u64::MAX, bits)),
+        ],
+        context_policy: "a shifted context is another prefix".into(),
+        media: None,
+        draft,
+        representation: Representation {
+            route: info.route.clone(),
+            kv_type: match info.kv_type {
+                KvType::F16 => "f16".into(),
+                KvType::F32 => "f32".into(),
+            },
+            layout: format!("{} blocks as the route exports them", info.backend),
+            row_bytes: small("row", row_values * info.kv_type.size())?,
+            full_block_bytes: small("full block", info.full_block_bytes)?,
+            sliding_block_bytes: small("sliding block", info.sliding_block_bytes)?,
+        },
+    })
+}
+
+fn is_template(key: &str) -> bool {
+    key.starts_with("tokenizer.chat_template")
+}
+
+/// The metadata entries with these keys, in the order of the keys, each with its length.
+fn metadata(file: &GgufFile, wanted: impl Fn(&str) -> bool) -> Vec<u8> {
+    let mut entries: Vec<_> = file.metadata().filter(|(key, _)| wanted(key)).collect();
+    entries.sort_by_key(|(key, _)| *key);
+    let mut bytes = Vec::new();
+    for (key, value) in entries {
+        put(&mut bytes, key.as_bytes());
+        put(&mut bytes, value.value_type().name().as_bytes());
+        match value {
+            Value::String(text) => put(&mut bytes, text.as_bytes()),
+            Value::Array(array) => {
+                put(&mut bytes, array.element().name().as_bytes());
+                put(&mut bytes, &(array.len() as u64).to_le_bytes());
+                // Vocabularies are megabytes; their digest stands for them.
+                put(&mut bytes, &digest("array", &[array.raw_bytes()]));
+            }
+            Value::Bool(value) => put(&mut bytes, &[u8::from(value)]),
+            other => match (other.as_integer(), other.as_float()) {
+                (Some(integer), _) => put(&mut bytes, &integer.to_le_bytes()),
+                (_, float) => put(&mut bytes, &float.unwrap_or(0.0).to_bits().to_le_bytes()),
+            },
+        }
+    }
+    bytes
+}
+
+fn put(bytes: &mut Vec<u8>, part: &[u8]) {
+    bytes.extend_from_slice(&(part.len() as u64).to_le_bytes());
+    bytes.extend_from_slice(part);
+}
+
+fn digest(what: &str, parts: &[&[u8]]) -> Digest {
+    let mut hasher = blake3::Hasher::new_derive_key("muser model identity v1");
+    let mut bytes = Vec::new();
+    put(&mut bytes, what.as_bytes());
+    hasher.update(&bytes);
+    for part in parts {
+        hasher.update(&(part.len() as u64).to_le_bytes()).update(part);
+    }
+    *hasher.finalize().as_bytes()
+}

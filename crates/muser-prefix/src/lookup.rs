@@ -1,0 +1,143 @@
+//! The thread that answers how far a prompt is stored.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use muser_engine::{Delivery, Found, PrefixQuery, RestoreFailure, StoredPrefix};
+use muser_kv::{BLOCK_LEN, KvGroup};
+use muser_pack::{ChainKey, Plan, Segment};
+
+use crate::fetch::FetchJob;
+use crate::figures::Counters;
+use crate::source::Shared;
+
+/// Answers until the queue closes.
+pub(crate) fn run(shared: &Arc<Shared>) {
+    while let Some(query) = shared.queries.take() {
+        let began = Instant::now();
+        let _ = catch_unwind(AssertUnwindSafe(|| answer(shared, query)));
+        Counters::add(&shared.counters.lookups, 1);
+        Counters::add(&shared.counters.lookup_us, began.elapsed().as_micros() as u64);
+        shared.queries.done();
+    }
+}
+
+fn answer(shared: &Arc<Shared>, query: PrefixQuery) {
+    if !query.is_wanted() {
+        return;
+    }
+    let units = query.units();
+    let plan = shared.library.longest(&shared.scope, units, units.len(), false);
+    let known = query.known();
+    let keys = shared.scope.chain(&units[..units.len() / BLOCK_LEN * BLOCK_LEN]);
+    let stored = shared.library.stored(&keys);
+    // What is stored beyond what memory knows may be of use together with what memory has, also where the store alone
+    // could not resume.
+    let further = stored.iter().skip(known / BLOCK_LEN).any(|(full, _)| *full)
+        || plan.as_ref().is_some_and(|plan| plan.positions > known);
+    if plan.as_ref().is_none_or(|plan| plan.positions + BLOCK_LEN <= units.len()) {
+        shared.wants_refresh.store(true, Relaxed);
+    }
+    let found: Found = further.then(|| {
+        let prefix: Arc<dyn StoredPrefix> =
+            Arc::new(PackedPrefix { shared: Arc::clone(shared), keys, stored, plan });
+        prefix
+    });
+    query.answer(found);
+}
+
+/// A prompt as far as the store has it.
+struct PackedPrefix {
+    shared: Arc<Shared>,
+    keys: Vec<ChainKey>,
+    /// Full and sliding segment of each whole block.
+    stored: Vec<(bool, bool)>,
+    /// What the store alone offers; it also keeps those segments from being removed.
+    plan: Option<Plan>,
+}
+
+impl PackedPrefix {
+    /// The block in which the store's resume point lies, if it is inside one.
+    fn tail_block(&self) -> Option<usize> {
+        let plan = self.plan.as_ref()?;
+        (!plan.positions.is_multiple_of(BLOCK_LEN)).then_some(plan.positions / BLOCK_LEN)
+    }
+
+    fn tail_segment(&self, group: KvGroup, index: usize) -> Option<Segment> {
+        let plan = self.plan.as_ref().filter(|_| self.tail_block() == Some(index))?;
+        plan.segments.iter().find(|segment| segment.group == group && segment.index == index).copied()
+    }
+
+    /// The segments of the wanted blocks, and what keeps them from being removed.
+    fn segments(
+        &self,
+        wanted: &[(KvGroup, usize)],
+    ) -> Result<(Vec<Segment>, Vec<Plan>), Option<(KvGroup, usize)>> {
+        let (mut segments, mut leases) = (Vec::with_capacity(wanted.len()), Vec::new());
+        leases.extend(self.plan.clone());
+        for group in [KvGroup::Full, KvGroup::Sliding] {
+            let mut blocks: Vec<usize> =
+                wanted.iter().filter(|(of, _)| *of == group).map(|(_, index)| *index).collect();
+            blocks.sort_unstable();
+            if let Some(&last) = blocks.last()
+                && let Some(tail) = self.tail_segment(group, last)
+            {
+                segments.push(tail);
+                blocks.pop();
+            }
+            for run in blocks.chunk_by(|a, b| a + 1 == *b) {
+                let range = run[0]..run[0] + run.len();
+                let (full, sliding) = match group {
+                    KvGroup::Full => (range.clone(), 0..0),
+                    KvGroup::Sliding => (0..0, range.clone()),
+                };
+                let library = &self.shared.library;
+                let plan = library.plan(&self.keys, &self.shared.scope, range.end, full, sliding);
+                let Some(plan) = plan else { return Err(self.first_gone(group, run)) };
+                segments.extend(&plan.segments);
+                leases.push(plan);
+            }
+        }
+        Ok((segments, leases))
+    }
+
+    fn first_gone(&self, group: KvGroup, run: &[usize]) -> Option<(KvGroup, usize)> {
+        let stored = self.shared.library.stored(&self.keys);
+        let there = |index: usize| {
+            stored.get(index).is_some_and(|(full, sliding)| match group {
+                KvGroup::Full => *full,
+                KvGroup::Sliding => *sliding,
+            })
+        };
+        run.iter().find(|&&index| !there(index)).map(|&index| (group, index))
+    }
+}
+
+impl StoredPrefix for PackedPrefix {
+    fn has(&self, group: KvGroup, index: usize) -> bool {
+        let (full, sliding) = self.stored.get(index).copied().unwrap_or_default();
+        match group {
+            KvGroup::Full => full,
+            KvGroup::Sliding => sliding,
+        }
+    }
+
+    fn tail(&self) -> Option<usize> {
+        self.tail_block().and(self.plan.as_ref()).map(|plan| plan.positions)
+    }
+
+    fn fetch(&self, wanted: Vec<(KvGroup, usize)>, delivery: Delivery) {
+        match self.segments(&wanted) {
+            Ok((segments, leases)) => {
+                let job = Arc::new(FetchJob::new(segments, leases, delivery));
+                // One place in the queue for each thread that may help.
+                for _ in 0..self.shared.options.fetch_threads.max(1) {
+                    drop(self.shared.fetches.push(Arc::clone(&job)));
+                }
+            }
+            Err(gone) => delivery.fail(RestoreFailure::Missing, gone),
+        }
+    }
+}
