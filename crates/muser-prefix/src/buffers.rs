@@ -87,3 +87,45 @@ impl Drop for Buffer {
         self.home.returned.notify_all();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+    use super::*;
+
+    #[test]
+    fn many_threads_together_stay_within_the_limit() {
+        let buffers = Buffers::new(1000);
+        let most = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let (buffers, most) = (&buffers, &most);
+                scope.spawn(move || {
+                    for i in 0..200 {
+                        let buffer = buffers.take(100 + (i * 37 + thread) % 300, || false).expect("wanted");
+                        assert!(buffer.as_ref().len() >= 100);
+                        most.fetch_max(buffers.bytes_out(), SeqCst);
+                    }
+                });
+            }
+        });
+        assert!((100..=1000).contains(&most.into_inner()));
+        assert_eq!(buffers.bytes_out(), 0);
+        assert!(buffers.lock().spare.len() <= MOST_SPARE);
+    }
+
+    #[test]
+    fn one_that_is_larger_than_all_is_had_alone_and_who_gives_up_waits_no_longer() {
+        let buffers = Buffers::new(10);
+        let large = buffers.take(5000, || false).expect("alone");
+        assert!(buffers.take(1, || true).is_none());
+        let looks = AtomicUsize::new(0);
+        assert!(
+            buffers.take(1, || looks.fetch_add(1, SeqCst) > 2).is_none(),
+            "no room while the large one is out"
+        );
+        drop(large);
+        assert!(buffers.take(1, || false).is_some());
+    }
+}

@@ -48,6 +48,9 @@ fn answer(shared: &Arc<Shared>, query: PrefixQuery) {
     query.answer(found);
 }
 
+/// A block by group and index.
+type Block = (KvGroup, usize);
+
 /// A prompt as far as the store has it.
 struct PackedPrefix {
     shared: Arc<Shared>,
@@ -71,10 +74,7 @@ impl PackedPrefix {
     }
 
     /// The segments of the wanted blocks, and what keeps them from being removed.
-    fn segments(
-        &self,
-        wanted: &[(KvGroup, usize)],
-    ) -> Result<(Vec<Segment>, Vec<Plan>), Option<(KvGroup, usize)>> {
+    fn segments(&self, wanted: &[Block]) -> Result<(Vec<Segment>, Vec<Plan>), Option<Block>> {
         let (mut segments, mut leases) = (Vec::with_capacity(wanted.len()), Vec::new());
         leases.extend(self.plan.clone());
         for group in [KvGroup::Full, KvGroup::Sliding] {
@@ -103,7 +103,7 @@ impl PackedPrefix {
         Ok((segments, leases))
     }
 
-    fn first_gone(&self, group: KvGroup, run: &[usize]) -> Option<(KvGroup, usize)> {
+    fn first_gone(&self, group: KvGroup, run: &[usize]) -> Option<Block> {
         let stored = self.shared.library.stored(&self.keys);
         let there = |index: usize| {
             stored.get(index).is_some_and(|(full, sliding)| match group {
