@@ -12,10 +12,12 @@ use muser_gguf::GgufFile;
 use ring::rand::{SecureRandom as _, SystemRandom};
 
 use crate::auth::Keys;
-use crate::backend::Backend;
+use crate::backend::{Backend, Snapshot};
 use crate::config::ServerConfig;
 use crate::error::{ApiError, ServerError};
 use crate::metrics::Metrics;
+use crate::packs::Packs;
+use crate::slot_book::SlotBook;
 use crate::text::TextSide;
 
 /// Facts about the loaded model.
@@ -70,6 +72,8 @@ pub struct Loaded {
     pub metrics: Metrics,
     /// Seconds since 1970 at loading.
     pub created: u64,
+    /// What each slot held last.
+    pub slots: SlotBook,
 }
 
 /// The shared state.
@@ -79,6 +83,7 @@ pub struct App {
     /// The accepted keys.
     pub keys: Keys,
     loaded: OnceLock<Arc<Loaded>>,
+    packs: OnceLock<Arc<Packs>>,
     stopping: AtomicBool,
     counter: AtomicU64,
     random: SystemRandom,
@@ -96,6 +101,7 @@ impl App {
             config,
             keys,
             loaded: OnceLock::new(),
+            packs: OnceLock::new(),
             stopping: AtomicBool::new(false),
             counter: AtomicU64::new(0),
             random: SystemRandom::new(),
@@ -105,8 +111,32 @@ impl App {
     /// Starts answering for a model. A second call has no effect.
     pub fn load(&self, facts: ModelFacts, text: TextSide, backend: Arc<dyn Backend>) {
         let metrics = Metrics::new(&facts.name);
-        let loaded = Loaded { facts, text: Arc::new(text), backend, metrics, created: unix_seconds() };
+        let (text, created) = (Arc::new(text), unix_seconds());
+        let loaded = Loaded { facts, text, backend, metrics, created, slots: SlotBook::default() };
         let _ = self.loaded.set(Arc::new(loaded));
+    }
+
+    /// Gives the server the packs of the model, before [`App::load`]. A second call has no effect.
+    pub fn attach_packs(&self, packs: Packs) {
+        let _ = self.packs.set(Arc::new(packs));
+    }
+
+    /// The packs, or 400 if the server runs without.
+    pub fn packs(&self) -> Result<&Arc<Packs>, ApiError> {
+        self.loaded()?;
+        self.packs.get().ok_or_else(ApiError::no_packs)
+    }
+
+    /// The engine's state, with what is known of packs.
+    pub fn snapshot(&self, loaded: &Loaded) -> Snapshot {
+        let mut now = loaded.backend.snapshot();
+        if let Some(packs) = self.packs.get() {
+            let library = packs.library();
+            now.pack_refusals = library.counters().snapshot().refused().collect();
+            now.packs = library.packs().len() as u64;
+            now.pack_bytes = library.store().usage().map_or(0, |usage| usage.held_bytes);
+        }
+        now
     }
 
     /// The model, or 503.

@@ -61,6 +61,14 @@ pub struct Snapshot {
     pub external_queries: u64,
     /// Prompt tokens found there.
     pub external_hits: u64,
+    /// Restores from packs that came to nothing, so that the prompt was computed, by reason.
+    pub restore_failures: Vec<(&'static str, u64)>,
+    /// Objects of the store that were not believed, by reason.
+    pub pack_refusals: Vec<(&'static str, u64)>,
+    /// Packs in the store.
+    pub packs: u64,
+    /// Bytes of the store.
+    pub pack_bytes: u64,
     /// Requests that were set aside and run again.
     pub preemptions: u64,
     /// Tokens proposed by the draft model.

@@ -13,7 +13,7 @@ use crate::routes::ALIASES;
 /// One route.
 #[derive(Debug, Clone, Copy)]
 pub struct Route {
-    /// `GET` or `POST`.
+    /// `GET`, `POST` or `DELETE`.
     pub method: &'static str,
     /// The path, with `{name}` for a variable part.
     pub path: &'static str,
@@ -28,17 +28,19 @@ pub struct Route {
 }
 
 /// Statuses that any route may answer with besides 200.
-const FAULTS: [(&str, &str); 11] = [
+const FAULTS: [(&str, &str); 13] = [
     ("400", "The request cannot be accepted; the error names the field"),
     ("401", "A key is needed"),
     ("403", "A web page of another origin"),
     ("404", "No such model or route"),
     ("405", "Another method is needed"),
     ("408", "The body did not arrive in time"),
+    ("409", "The name is taken"),
     ("413", "The body is too large"),
     ("429", "The queue is full; Retry-After says when to come back"),
     ("500", "A fault of the server"),
     ("501", "This server or the loaded backend does not do that"),
+    ("507", "The store of packs is full"),
     ("503", "Loading, stopping, or the device is gone"),
 ];
 

@@ -160,6 +160,28 @@ impl ApiError {
         fault
     }
 
+    /// 404: something that clients name is not there.
+    pub fn not_found(message: impl Into<String>) -> Self {
+        let mut fault = Self::new(StatusCode::NOT_FOUND, message);
+        fault.code = Some("not_found");
+        fault
+    }
+
+    /// 409: the name is taken.
+    pub fn conflict(param: impl Into<String>, message: impl Into<String>) -> Self {
+        let mut fault = Self::field(param, message);
+        fault.status = StatusCode::CONFLICT;
+        fault.code = Some("already_exists");
+        fault
+    }
+
+    /// 400: the server was started without packs.
+    pub fn no_packs() -> Self {
+        let mut fault = Self::bad("This server keeps no packs; start it with --packs");
+        fault.code = Some("not_enabled");
+        fault
+    }
+
     /// 405.
     pub fn method_not_allowed(method: &str, path: &str) -> Self {
         let mut fault =
@@ -273,7 +295,9 @@ impl ApiError {
         if self.status == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
-        if self.status.is_server_error() && self.status != StatusCode::SERVICE_UNAVAILABLE {
+        // A client library would send a taken name again and again.
+        let lasting = self.status.is_server_error() || self.status == StatusCode::CONFLICT;
+        if lasting && self.status != StatusCode::SERVICE_UNAVAILABLE {
             // The same request would fail the same way.
             headers.insert(HeaderName::from_static("x-should-retry"), HeaderValue::from_static("false"));
         }

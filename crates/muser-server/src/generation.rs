@@ -34,6 +34,13 @@ pub struct Generation {
     choices: Vec<Choice>,
     ready: VecDeque<Update>,
     ended: bool,
+    held: Option<HeldTokens>,
+}
+
+/// What the first choice has in its cache, for whoever saves the slot later.
+struct HeldTokens {
+    slot: Option<usize>,
+    ids: Vec<u32>,
 }
 
 struct Choice {
@@ -60,6 +67,7 @@ impl Generation {
         let seed = work.seed.unwrap_or_else(|| drawn_seed(app.random_u64()));
         let default_limit = app.config.limits.default_output_tokens;
         let stops = work.stops.clone();
+        let slot = work.slot;
         let output_limit = work.max_tokens.or(default_limit);
         let prepared = {
             let loaded = Arc::clone(loaded);
@@ -69,6 +77,8 @@ impl Generation {
         let decoder = loaded.text.decoder(&prepared.options)?;
         let offered = !prepared.options.tools.is_empty();
         let prompt_tokens = prepared.request.prompt.tokens.len();
+        let held = app.packs().is_ok() && prepared.request.cache;
+        let held = held.then(|| HeldTokens { slot, ids: prepared.request.prompt.tokens.clone() });
         let stream = loaded
             .backend
             .submit(prepared.request)
@@ -84,7 +94,8 @@ impl Generation {
                 finished: false,
             })
             .collect();
-        Ok(Self { loaded: Arc::clone(loaded), stream, stops, choices, ready: VecDeque::new(), ended: false })
+        let (loaded, ready) = (Arc::clone(loaded), VecDeque::new());
+        Ok(Self { loaded, stream, stops, choices, ready, ended: false, held })
     }
 
     /// The seed in use.
@@ -138,6 +149,11 @@ impl Generation {
     fn take_token(&mut self, token: &Token) {
         let Some(choice) = self.choices.get_mut(token.index as usize) else { return };
         choice.clock.token(&self.loaded.metrics);
+        if let Some(held) = &mut self.held
+            && token.index == 0
+        {
+            held.ids.push(token.id);
+        }
         if let Some(logprob) = token.logprob
             && choice.decoder.in_answer_channel()
             && is_text(&self.loaded.text, token.id)
@@ -203,6 +219,7 @@ impl Generation {
         let usage = Usage {
             prompt: finished.usage.prompt_tokens,
             cached: finished.usage.cached_tokens,
+            restored: finished.usage.restored_tokens,
             completion: finished.usage.completion_tokens,
             reasoning: choice.decoder.reasoning_tokens() as u32,
         };
@@ -249,6 +266,10 @@ impl Drop for Generation {
     fn drop(&mut self) {
         if !self.ended {
             self.loaded.metrics.cancelled.inc();
+        }
+        if let Some(HeldTokens { slot, ids }) = self.held.take() {
+            let count = self.loaded.backend.snapshot().slots.len();
+            self.loaded.slots.note(slot, count, ids);
         }
     }
 }
@@ -336,7 +357,7 @@ fn is_text(text: &TextSide, id: u32) -> bool {
 }
 
 /// Runs work that may take long beside the threads that drive connections.
-async fn aside<T: Send + 'static>(
+pub(crate) async fn aside<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     match tokio::task::spawn_blocking(work).await {
@@ -351,6 +372,32 @@ async fn aside<T: Send + 'static>(
 pub async fn count_prompt(loaded: &Arc<Loaded>, prompt: Prompt) -> Result<usize, ApiError> {
     let loaded = Arc::clone(loaded);
     aside(move || loaded.text.prompt_ids(&prompt).map(|ids| ids.len())).await
+}
+
+/// Reads a prompt and generates nothing: afterwards the engine knows it, or has had it brought from a pack.
+pub(crate) async fn read_prompt(loaded: &Loaded, ids: Vec<u32>, cache: bool) -> Result<Usage, ApiError> {
+    let tokens = ids.len();
+    let mut request = Request::new(ids, Vec::new());
+    request.max_tokens = Some(0);
+    request.cache = cache;
+    let mut stream =
+        loaded.backend.submit(request).map_err(|refusal| refused(loaded, &refusal, tokens, Some(0)))?;
+    let mut usage = Usage::default();
+    while let Some(event) = stream.events.next().await {
+        match event {
+            Event::Finished(finished) => {
+                usage = Usage {
+                    prompt: finished.usage.prompt_tokens,
+                    cached: finished.usage.cached_tokens,
+                    restored: finished.usage.restored_tokens,
+                    ..Usage::default()
+                };
+            }
+            Event::Failed(error) => return Err(failed(&error)),
+            _ => {}
+        }
+    }
+    Ok(usage)
 }
 
 /// The mean of the final hidden states of `text`, scaled to unit length, and the number of its tokens.

@@ -1,6 +1,6 @@
 //! The running engine behind the routes.
 
-use muser_engine::{EngineHandle, Request, Shutdown, SlotState, SubmitError};
+use muser_engine::{EngineHandle, Request, RestoreFailure, Shutdown, SlotState, SubmitError};
 
 use crate::backend::{Backend, EventStream, Slot, Snapshot};
 
@@ -56,9 +56,15 @@ impl Backend for LiveEngine {
             kv_bytes_total: now.kv_bytes_total,
             prefix_queries: now.prompt_tokens,
             prefix_hits: now.cached_tokens,
-            // Packs are looked up by the engine only once it has a store.
-            external_queries: 0,
-            external_hits: 0,
+            external_queries: now.external_queries,
+            external_hits: now.external_hits,
+            restore_failures: RestoreFailure::ALL
+                .into_iter()
+                .map(|reason| (reason.label(), now.restore_failures(reason)))
+                .collect(),
+            pack_refusals: Vec::new(),
+            packs: 0,
+            pack_bytes: 0,
             preemptions: now.preemptions,
             drafted: now.drafted_tokens,
             drafted_accepted: now.accepted_tokens,

@@ -45,6 +45,10 @@ pub struct Metrics {
     prefix_hits: Counter,
     external_queries: Counter,
     external_hits: Counter,
+    restore_failures: Family<Labels, Counter>,
+    pack_refusals: Family<Labels, Counter>,
+    packs: Gauge,
+    pack_bytes: Gauge,
     preemptions: Counter,
     drafted: Counter,
     drafted_accepted: Counter,
@@ -153,6 +157,20 @@ impl Metrics {
                 "vllm:external_prefix_cache_hits",
                 "Prompt tokens found in packs",
             ),
+            restore_failures: register(
+                &mut all,
+                "muser:restores_failed",
+                "Restores from packs that came to nothing, so that the prompt was computed, by reason",
+                Family::default(),
+            ),
+            pack_refusals: register(
+                &mut all,
+                "muser:pack_refusals",
+                "Objects of the pack store that were not believed, by reason",
+                Family::default(),
+            ),
+            packs: gauge(&mut all, "muser:packs", "Packs in the store"),
+            pack_bytes: gauge(&mut all, "muser:pack_store_bytes", "Bytes of the pack store"),
             preemptions: counter(&mut all, "vllm:num_preemptions", "Requests set aside for want of cache"),
             drafted: counter(&mut all, "vllm:spec_decode_num_draft_tokens", "Tokens proposed by the draft"),
             drafted_accepted: counter(
@@ -184,6 +202,16 @@ impl Metrics {
         self.running.set(now.running as i64);
         self.waiting.set(now.waiting as i64);
         self.kv_usage.set(now.kv_blocks_used as f64 / now.kv_blocks_total.max(1) as f64);
+        self.packs.set(now.packs as i64);
+        self.pack_bytes.set(now.pack_bytes as i64);
+        for (family, totals) in
+            [(&self.restore_failures, &now.restore_failures), (&self.pack_refusals, &now.pack_refusals)]
+        {
+            for (reason, total) in totals {
+                let labels = vec![("reason".into(), (*reason).to_owned())];
+                family.get_or_create(&labels).inner().store(*total, Ordering::Relaxed);
+            }
+        }
         let totals = [
             (&self.prefix_queries, now.prefix_queries),
             (&self.prefix_hits, now.prefix_hits),

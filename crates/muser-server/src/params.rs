@@ -49,7 +49,11 @@ pub const SAMPLING_FIELDS: &[Field] = &[
     ),
     Field::optional("ignore_eos", Kind::Bool, "go on up to the limit; not with a form or tools"),
     Field::optional("cache_prompt", Kind::Bool, "default true: reuse cached prefixes and leave this one"),
-    Field::ignored("id_slot", "slots are the scheduler's business; any free one is as good"),
+    Field::optional(
+        "id_slot",
+        INTEGER,
+        "a name for saving the slot later; any free place computes the request",
+    ),
 ];
 
 /// Joins tables at compile time.
@@ -156,6 +160,7 @@ pub fn endings(body: Body<'_>, work: &mut Work) -> Result<(), ApiError> {
     work.stop_ids = ids.iter().filter_map(|id| whole(id)?.try_into().ok()).collect();
     work.min_tokens = body.count("min_tokens").unwrap_or(0);
     work.ignore_end = body.flag("ignore_eos").unwrap_or(false);
+    work.slot = body.integer("id_slot").and_then(|slot| usize::try_from(slot).ok());
     work.use_cache = body.flag("cache_prompt").unwrap_or(true);
     Ok(())
 }

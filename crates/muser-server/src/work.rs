@@ -106,6 +106,8 @@ pub struct Work {
     pub logprobs: Option<u8>,
     /// The answer's form.
     pub form: Form,
+    /// The slot that the client names, for saving it later.
+    pub slot: Option<usize>,
     /// Whether cached prefixes may be used.
     pub use_cache: bool,
 }
@@ -125,6 +127,7 @@ impl Work {
             choices: 1,
             logprobs: None,
             form: Form::Free,
+            slot: None,
             use_cache: true,
         }
     }

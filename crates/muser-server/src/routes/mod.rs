@@ -23,8 +23,11 @@ pub mod llama;
 pub mod messages;
 pub mod models;
 pub mod ollama;
+pub mod packs;
 pub mod page;
 pub mod responses;
+pub mod sessions;
+pub mod slot_files;
 pub mod status;
 
 const JSON: &[&str] = &["application/json"];
@@ -146,6 +149,14 @@ pub const ROUTES: &[Route] = &[
         answers: JSON,
     },
     Route {
+        method: "POST",
+        path: "/slots/{id}",
+        family: "llama-server",
+        summary: "With ?action=save, restore or erase: keeps what a slot holds under a name, beyond the process; needs packs.",
+        fields: slot_files::FIELDS,
+        answers: JSON,
+    },
+    Route {
         method: "GET",
         path: "/lora-adapters",
         family: "llama-server",
@@ -227,6 +238,86 @@ pub const ROUTES: &[Route] = &[
     },
     Route {
         method: "GET",
+        path: "/v1/packs",
+        family: "packs",
+        summary: "The stored prefixes: names, sizes, whether the loaded model can use them.",
+        fields: &[],
+        answers: JSON,
+    },
+    Route {
+        method: "GET",
+        path: "/v1/packs/{id}",
+        family: "packs",
+        summary: "One of them.",
+        fields: &[],
+        answers: JSON,
+    },
+    Route {
+        method: "DELETE",
+        path: "/v1/packs/{id}",
+        family: "packs",
+        summary: "Removes one, and what no other needs of it.",
+        fields: &[],
+        answers: JSON,
+    },
+    Route {
+        method: "POST",
+        path: "/v1/packs/{id}/pin",
+        family: "packs",
+        summary: "Keeps one from being dropped to make room, or lets go of it.",
+        fields: packs::PIN_FIELDS,
+        answers: JSON,
+    },
+    Route {
+        method: "POST",
+        path: "/v1/sessions",
+        family: "packs",
+        summary: "A conversation that outlives the process: its messages, sealed, and a pinned pack of their prefix.",
+        fields: sessions::CREATE_FIELDS,
+        answers: JSON,
+    },
+    Route {
+        method: "GET",
+        path: "/v1/sessions",
+        family: "packs",
+        summary: "All sessions, without their messages.",
+        fields: &[],
+        answers: JSON,
+    },
+    Route {
+        method: "GET",
+        path: "/v1/sessions/{name}",
+        family: "packs",
+        summary: "One session with its messages.",
+        fields: &[],
+        answers: JSON,
+    },
+    Route {
+        method: "DELETE",
+        path: "/v1/sessions/{name}",
+        family: "packs",
+        summary: "Forgets a session and removes its pack.",
+        fields: &[],
+        answers: JSON,
+    },
+    Route {
+        method: "POST",
+        path: "/v1/sessions/{name}/save",
+        family: "packs",
+        summary: "Keeps these messages instead of the ones before, or the same ones again.",
+        fields: sessions::SAVE_FIELDS,
+        answers: JSON,
+    },
+    Route {
+        method: "POST",
+        path: "/v1/sessions/{name}/restore",
+        family: "packs",
+        summary: "Brings the session's prefix into memory and gives its messages; usage says what was restored.",
+        fields: &[],
+        answers: JSON,
+    },
+    Route {
+        method: "GET",
         path: "/health",
         family: "operation",
         summary: "200 when ready, 503 while loading or stopping; needs no key.",
@@ -302,6 +393,14 @@ pub fn router(app: &SharedApp) -> Router {
         .route("/apply-template", post(llama::apply_template))
         .route("/props", get(llama::props))
         .route("/slots", get(llama::slots))
+        .route("/slots/{id}", post(slot_files::act))
+        .route("/v1/packs", get(packs::list))
+        .route("/v1/packs/{id}", get(packs::one).delete(packs::delete))
+        .route("/v1/packs/{id}/pin", post(packs::pin))
+        .route("/v1/sessions", get(sessions::list).post(sessions::create))
+        .route("/v1/sessions/{name}", get(sessions::one).delete(sessions::delete))
+        .route("/v1/sessions/{name}/save", post(sessions::save))
+        .route("/v1/sessions/{name}/restore", post(sessions::restore))
         .route("/lora-adapters", get(llama::adapters))
         .route("/infill", post(llama::infill))
         .route("/api/chat", post(ollama::chat))

@@ -21,14 +21,14 @@ pub async fn metrics(State(app): State<SharedApp>) -> Response {
     let Some(loaded) = app.loaded_if_any() else {
         return Dialect::OpenAi.answer(app.loaded().map(|_| ().into_response()));
     };
-    let text = loaded.metrics.encode(&loaded.backend.snapshot());
+    let text = loaded.metrics.encode(&app.snapshot(loaded));
     ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response()
 }
 
 /// `GET /status`: what the page shows.
 pub async fn status(State(app): State<SharedApp>) -> Response {
     let outcome = app.loaded().map(|loaded| {
-        let now = loaded.backend.snapshot();
+        let now = app.snapshot(loaded);
         let slots: Vec<Value> = now
             .slots
             .iter()
@@ -46,6 +46,12 @@ pub async fn status(State(app): State<SharedApp>) -> Response {
         Json(json!({
             "model": {"name": loaded.facts.name, "context_tokens": loaded.facts.context_tokens},
             "device": loaded.backend.device(),
+            "packs": app.packs().is_ok().then(|| json!({
+                "count": now.packs,
+                "bytes": now.pack_bytes,
+                "looked_up_tokens": now.external_queries,
+                "restored_tokens": now.external_hits,
+            })),
             "running": now.running,
             "waiting": now.waiting,
             "slots": slots,

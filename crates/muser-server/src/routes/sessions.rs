@@ -1,0 +1,223 @@
+//! `/v1/sessions`: conversations that outlive the process. A session is the messages of a conversation, sealed, and a
+//! pinned pack of the prefix that they make, so that going on costs only what is new.
+//!
+//! Saving reads the conversation through the engine, which computes what it does not know yet, waits for the pack, and
+//! pins it. Restoring reads it again, which brings the pack into memory. Neither depends on the pack: without it the
+//! prefix is computed as for any other request.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::Json;
+use axum::extract::{Path, Request, State};
+use axum::response::{IntoResponse as _, Response};
+use serde_json::{Map, Value, json};
+
+use super::chat::request::{EFFORTS, read_conversation};
+use crate::answer::Usage;
+use crate::app::{SharedApp, unix_seconds};
+use crate::error::{ApiError, Dialect};
+use crate::exchange::read_body;
+use crate::fields::{Body, Field, Kind};
+use crate::generation::{aside, read_prompt};
+use crate::packs::{Keepsake, check_name};
+use crate::work::Prompt;
+
+macro_rules! fields {
+    ($($first:expr),*) => {
+        &[
+            $($first,)*
+            Field::optional("messages", Kind::List(&Kind::Any), "as for /v1/chat/completions"),
+            Field::optional("tools", Kind::List(&Kind::Any), "they are part of the prompt, so of the prefix too"),
+            Field::optional("reasoning_effort", EFFORTS, "likewise"),
+            Field::optional("chat_template_kwargs", Kind::Map, "likewise"),
+        ]
+    };
+}
+
+/// The fields of `/v1/sessions`.
+pub const CREATE_FIELDS: &[Field] = fields!(Field::optional(
+    "name",
+    Kind::Text,
+    "letters, digits, spaces, '.', '_', '-'; default: a new one"
+));
+/// The fields of `/v1/sessions/{name}/save`.
+pub const SAVE_FIELDS: &[Field] = fields!();
+
+/// What makes the prompt.
+const CONVERSATION: [&str; 4] = ["messages", "tools", "reasoning_effort", "chat_template_kwargs"];
+
+/// `POST /v1/sessions`.
+pub async fn create(State(app): State<SharedApp>, request: Request) -> Response {
+    let outcome = async {
+        let packs = Arc::clone(app.packs()?);
+        let body = read_body(request, &app.config.limits, CREATE_FIELDS).await?;
+        let name = Body(&body).text("name").map_or_else(|| app.new_id("session-"), str::to_owned);
+        check_name("name", &name)?;
+        let wanted = name.clone();
+        if aside(move || packs.recall(Keepsake::Session, &wanted)).await?.is_some() {
+            return Err(ApiError::conflict(
+                "name",
+                "There is a session of this name; save to it, or delete it first",
+            ));
+        }
+        save_as(&app, name, conversation_of(&body), unix_seconds()).await
+    };
+    Dialect::OpenAi.answer(outcome.await)
+}
+
+/// `GET /v1/sessions`.
+pub async fn list(State(app): State<SharedApp>) -> Response {
+    let outcome = async {
+        let packs = Arc::clone(app.packs()?);
+        let found = aside(move || packs.list(Keepsake::Session)).await?;
+        let data: Vec<Value> =
+            found.iter().map(|(name, content, written)| object(name, content, *written)).collect();
+        Ok(Json(json!({"object": "list", "data": data})).into_response())
+    };
+    Dialect::OpenAi.answer(outcome.await)
+}
+
+/// `GET /v1/sessions/{name}`.
+pub async fn one(State(app): State<SharedApp>, Path(name): Path<String>) -> Response {
+    let outcome = async {
+        let (content, written) = recall(&app, &name).await?;
+        let mut object = object(&name, &content, written);
+        show_conversation(&mut object, &content);
+        Ok(Json(object).into_response())
+    };
+    Dialect::OpenAi.answer(outcome.await)
+}
+
+/// `POST /v1/sessions/{name}/save`: with messages instead of the ones before, or the same ones again.
+pub async fn save(State(app): State<SharedApp>, Path(name): Path<String>, request: Request) -> Response {
+    let outcome = async {
+        let (content, _) = recall(&app, &name).await?;
+        let body = read_body(request, &app.config.limits, SAVE_FIELDS).await?;
+        let given = conversation_of(&body);
+        let conversation = if given.contains_key("messages") {
+            given
+        } else {
+            content["conversation"].as_object().cloned().unwrap_or_default()
+        };
+        save_as(&app, name, conversation, content["created"].as_u64().unwrap_or(0)).await
+    };
+    Dialect::OpenAi.answer(outcome.await)
+}
+
+/// `POST /v1/sessions/{name}/restore`: brings the prefix back and gives the conversation.
+pub async fn restore(State(app): State<SharedApp>, Path(name): Path<String>) -> Response {
+    let outcome = async {
+        let begun = Instant::now();
+        let (content, written) = recall(&app, &name).await?;
+        let conversation = content["conversation"].as_object().cloned().unwrap_or_default();
+        let usage = match prompt_ids(&app, &conversation).await? {
+            Some(ids) => read_prompt(app.loaded()?, ids, true).await?,
+            None => Usage::default(),
+        };
+        let mut object = object(&name, &content, written);
+        show_conversation(&mut object, &content);
+        object["usage"] = usage.openai();
+        object["restore_ms"] = (begun.elapsed().as_secs_f64() * 1e3).into();
+        Ok(Json(object).into_response())
+    };
+    Dialect::OpenAi.answer(outcome.await)
+}
+
+/// `DELETE /v1/sessions/{name}`.
+pub async fn delete(State(app): State<SharedApp>, Path(name): Path<String>) -> Response {
+    let outcome = async {
+        let packs = Arc::clone(app.packs()?);
+        check_name("name", &name)?;
+        let wanted = name.clone();
+        if !aside(move || packs.forget(Keepsake::Session, &wanted)).await? {
+            return Err(no_session());
+        }
+        Ok(Json(json!({"name": name, "object": "session.deleted", "deleted": true})).into_response())
+    };
+    Dialect::OpenAi.answer(outcome.await)
+}
+
+fn no_session() -> ApiError {
+    ApiError::not_found("There is no session of this name")
+}
+
+async fn recall(app: &SharedApp, name: &str) -> Result<(Value, u64), ApiError> {
+    let packs = Arc::clone(app.packs()?);
+    check_name("name", name)?;
+    let name = name.to_owned();
+    aside(move || packs.recall(Keepsake::Session, &name)).await?.ok_or_else(no_session)
+}
+
+fn conversation_of(body: &Map<String, Value>) -> Map<String, Value> {
+    let given = body.iter().filter(|(key, value)| CONVERSATION.contains(&key.as_str()) && !value.is_null());
+    given.map(|(key, value)| (key.clone(), value.clone())).collect()
+}
+
+/// The prompt of a conversation, as a request with these messages would have it; none of an empty one.
+async fn prompt_ids(
+    app: &SharedApp,
+    conversation: &Map<String, Value>,
+) -> Result<Option<Vec<u32>>, ApiError> {
+    if Body(conversation).list("messages").is_none_or(<[Value]>::is_empty) {
+        return Ok(None);
+    }
+    let prompt = Prompt::Chat(read_conversation(Body(conversation))?);
+    let loaded = Arc::clone(app.loaded()?);
+    aside(move || loaded.text.prompt_ids(&prompt)).await.map(Some)
+}
+
+async fn save_as(
+    app: &SharedApp,
+    name: String,
+    conversation: Map<String, Value>,
+    created: u64,
+) -> Result<Response, ApiError> {
+    let packs = Arc::clone(app.packs()?);
+    let loaded = app.loaded()?;
+    let (mut usage, mut prompt) = (Usage::default(), Vec::new());
+    if let Some(ids) = prompt_ids(app, &conversation).await? {
+        usage = read_prompt(loaded, ids.clone(), true).await?;
+        prompt = ids;
+    }
+    let model = loaded.facts.name.clone();
+    let mut object = aside(move || {
+        let kept = if prompt.is_empty() { None } else { packs.keep(&prompt)? };
+        let content = json!({
+            "created": created,
+            "model": model,
+            "conversation": conversation,
+            "tokens": prompt.len(),
+            "pack": kept.map(|kept| kept.json()),
+        });
+        packs.remember(Keepsake::Session, &name, &content)?;
+        Ok(object(&name, &content, unix_seconds()))
+    })
+    .await?;
+    object["usage"] = usage.openai();
+    Ok(Json(object).into_response())
+}
+
+fn object(name: &str, content: &Value, written: u64) -> Value {
+    json!({
+        "name": name,
+        "object": "session",
+        "created": content["created"],
+        "updated": written,
+        "model": content["model"],
+        "message_count": content["conversation"]["messages"].as_array().map_or(0, Vec::len),
+        "tokens": content["tokens"],
+        "pack": content["pack"],
+    })
+}
+
+fn show_conversation(object: &mut Value, content: &Value) {
+    for key in CONVERSATION {
+        if let Some(value) = content["conversation"].get(key) {
+            object[key] = value.clone();
+        }
+    }
+    if object.get("messages").is_none() {
+        object["messages"] = json!([]);
+    }
+}
