@@ -18,7 +18,7 @@ use crate::error::ApiError;
 const MAX_NAME_BYTES: usize = 128;
 
 /// How long a save waits for the engine to have published what it computed.
-const SETTLE_TIME: Duration = Duration::from_secs(60);
+const SETTLE_TIME: Duration = Duration::from_mins(1);
 
 /// What a keepsake is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

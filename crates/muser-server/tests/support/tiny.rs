@@ -1,11 +1,15 @@
 //! The bundled model on the CPU behind a server in this process.
 
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
+use muser_backend::Executor as _;
 use muser_cpu::{CpuExecutor, CpuOptions};
 use muser_engine::{Engine, EngineConfig, EngineHandle};
 use muser_model::Model;
-use muser_server::{LiveEngine, ModelFacts, ServerConfig};
+use muser_pack::{KeyFile, Library, LibraryOptions, store::DirStore};
+use muser_prefix::{PackOptions, PackSource, identity_of, weights_root};
+use muser_server::{LiveEngine, ModelFacts, Packs, ServerConfig};
 
 use super::Running;
 
@@ -16,6 +20,25 @@ pub fn spawn(config: EngineConfig) -> (EngineHandle, ModelFacts) {
     let facts = ModelFacts::of_file("muse-tiny".into(), &model.file, geometry.context, geometry.hidden);
     let executor = CpuExecutor::new(model, CpuOptions::default()).expect("the CPU computes");
     (Engine::spawn(Box::new(executor), geometry, config).expect("the engine starts"), facts)
+}
+
+/// An engine that keeps packs in a folder, with a key file beside them, and what a server needs of them.
+pub fn spawn_with_packs(folder: &Path, mut config: EngineConfig) -> (EngineHandle, ModelFacts, Packs) {
+    let model = Model::load(super::model_path()).expect("the bundled model loads");
+    let geometry = model.geometry.clone();
+    let facts = ModelFacts::of_file("muse-tiny".into(), &model.file, geometry.context, geometry.hidden);
+    let executor = CpuExecutor::new(model.clone(), CpuOptions::default()).expect("the CPU computes");
+    let keys = KeyFile::open_or_create(&folder.join("keys")).expect("a key file");
+    let store = Arc::new(DirStore::open(&folder.join("packs"), None).expect("a folder"));
+    let library = Library::open(store, keys, LibraryOptions::default()).expect("it opens");
+    let root = weights_root(&model.file, None, 1, |_| {});
+    let identity = identity_of(&model, root, None, executor.info()).expect("it fits");
+    let scope = library.scope(identity, "");
+    config.identity = scope.digest().to_vec();
+    let (source, used) = PackSource::start(library, scope, PackOptions::default()).expect("threads");
+    let engine = Engine::spawn_with(Box::new(executor), geometry, config, Some(Box::new(source)));
+    let packs = Packs::new(used.library().clone(), used.scope().clone(), move |time| used.flush(time));
+    (engine.expect("the engine starts"), facts, packs)
 }
 
 /// One engine for the whole process: it has its own thread and does not care about runtimes.
