@@ -45,3 +45,6 @@ pub use manifest::{ChainKey, MAX_POSITIONS};
 pub use name::{Area, ObjectName, PackId, SegmentId};
 pub use object::{ALIGNMENT, MAGIC, MAX_CHUNK_BYTES, MAX_MANIFEST_BYTES, MAX_SEGMENT_BYTES, VERSION};
 pub use store::{DirStore, MemoryStore, PackStore};
+
+#[cfg(test)]
+mod tests;

@@ -416,6 +416,16 @@ impl OpenedObject {
         }
     }
 
+    /// Bytes on disk.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.header.header_bytes() as u64 + self.header.payload_bytes
+    }
+
+    /// Reads bytes as they lie on disk, unchecked: to copy them.
+    pub(crate) fn read_raw(&self, offset: u64, out: &mut [u8]) -> Result<(), PackError> {
+        self.file.read_at(offset, out)
+    }
+
     /// Reads the whole payload, which is at most the limit of its kind.
     pub(crate) fn read_all(&self, keys: &KeyRing) -> Result<Vec<u8>, PackError> {
         let mut payload = vec![0; self.header.payload_bytes as usize];

@@ -4,6 +4,7 @@
 //! with its disk syncs) and *index* (held for moments, never across a file access). Lookups take only the second, so
 //! that a publication in the background never delays one.
 
+mod bundle;
 mod catalog;
 mod index;
 mod lookup;

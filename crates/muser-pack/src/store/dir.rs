@@ -456,12 +456,12 @@ fn links(_: &fs::Metadata) -> u64 {
 }
 
 #[cfg(unix)]
-fn read_exact_at(file: &File, offset: u64, out: &mut [u8]) -> io::Result<()> {
+pub(crate) fn read_exact_at(file: &File, offset: u64, out: &mut [u8]) -> io::Result<()> {
     std::os::unix::fs::FileExt::read_exact_at(file, out, offset)
 }
 
 #[cfg(not(unix))]
-fn read_exact_at(file: &File, offset: u64, out: &mut [u8]) -> io::Result<()> {
+pub(crate) fn read_exact_at(file: &File, offset: u64, out: &mut [u8]) -> io::Result<()> {
     // A second handle, so that threads do not move each other's place.
     let mut file = file.try_clone()?;
     file.seek(SeekFrom::Start(offset))?;

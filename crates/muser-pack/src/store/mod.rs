@@ -9,7 +9,7 @@ mod dir;
 mod memory;
 
 pub use dir::DirStore;
-pub(crate) use dir::{create_private_dir, sync_dir};
+pub(crate) use dir::{create_private_dir, read_exact_at, sync_dir};
 pub use memory::MemoryStore;
 
 use crate::{Area, ObjectName, PackError};

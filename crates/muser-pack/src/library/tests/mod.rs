@@ -1,5 +1,6 @@
 //! The library against a plain model of what it promises.
 
+mod bundle;
 mod hostile;
 mod keys;
 mod upkeep;

@@ -1,0 +1,265 @@
+//! Identities, key files, fingerprints.
+
+use std::path::Path;
+
+use muser_kv::BLOCK_LEN;
+use proptest::prelude::*;
+
+use crate::testing::{identity, library, prompt, publish};
+use crate::{
+    Adapter, DraftModel, FileStamp, FingerprintCache, Identity, KeyFile, KeyRing, LayerKind, Media,
+    MemoryStore, Refusal, TensorBytes, WeightsRoot,
+};
+
+type Change = (&'static str, fn(&mut Identity));
+
+/// One mutation at least of everything that is bound.
+const CHANGES: &[Change] = &[
+    ("weights", |of| of.weights[0] ^= 1),
+    ("weights", |of| of.weights[31] ^= 0x80),
+    ("architecture", |of| of.architecture.push(0)),
+    ("architecture", |of| of.architecture[0] ^= 1),
+    ("quantisation", |of| of.quantisation.push('!')),
+    ("quantisation", |of| of.quantisation = "Q8_0; activations Q8".into()),
+    ("adapters", |of| of.adapters.push(Adapter { digest: [0; 32], scale_bits: 0 })),
+    ("adapters", |of| of.adapters = vec![Adapter { digest: [0; 32], scale_bits: 1 }]),
+    ("adapters", |of| of.adapters = vec![Adapter { digest: [1; 32], scale_bits: 0 }]),
+    ("adapters", |of| {
+        let one = |n| Adapter { digest: [n; 32], scale_bits: 0 };
+        of.adapters = vec![one(1), one(2)];
+    }),
+    ("adapters", |of| {
+        let one = |n| Adapter { digest: [n; 32], scale_bits: 0 };
+        of.adapters = vec![one(2), one(1)];
+    }),
+    ("tokenizer", |of| of.tokenizer[7] ^= 2),
+    ("chat template", |of| of.template[9] ^= 4),
+    ("positions", |of| of.positions.rotary_base_bits ^= 1),
+    ("positions", |of| of.positions.pairing = "interleaved".into()),
+    ("positions", |of| of.positions.scaling = "linear 2".into()),
+    ("positions", |of| of.positions.rotating[0] ^= true),
+    ("positions", |of| of.positions.rotating.push(false)),
+    ("positions", |of| of.positions.origin = 1),
+    ("geometry", |of| of.geometry.window = 511),
+    ("geometry", |of| of.geometry.layers.swap(0, 1)),
+    ("geometry", |of| of.geometry.layers.push(LayerKind::Full)),
+    ("geometry", |of| of.geometry.layers[1] = LayerKind::Full),
+    ("geometry", |of| of.geometry.kv_heads = 2),
+    ("geometry", |of| of.geometry.head_dim = 16),
+    ("scalars", |of| of.scalars[0].1 ^= 1),
+    ("scalars", |of| of.scalars[0].0.push('2')),
+    ("scalars", |of| of.scalars.push(("soft cap".into(), 0))),
+    ("scalars", |of| of.scalars.clear()),
+    ("context policy", |of| of.context_policy = "shift 1/2".into()),
+    ("media", |of| of.media = Some(Media { projector: [0; 32], preprocessing: [0; 32] })),
+    ("media", |of| of.media = Some(Media { projector: [1; 32], preprocessing: [0; 32] })),
+    ("media", |of| of.media = Some(Media { projector: [0; 32], preprocessing: [1; 32] })),
+    ("draft model", |of| of.draft = Some(DraftModel { weights: [0; 32], layers: 1, window: 64 })),
+    ("draft model", |of| of.draft = Some(DraftModel { weights: [1; 32], layers: 1, window: 64 })),
+    ("draft model", |of| of.draft = Some(DraftModel { weights: [0; 32], layers: 2, window: 64 })),
+    ("draft model", |of| of.draft = Some(DraftModel { weights: [0; 32], layers: 1, window: 65 })),
+    ("numeric route", |of| of.representation.route = "scalar-2".into()),
+    ("KV type", |of| of.representation.kv_type = "bf16".into()),
+    ("layout", |of| of.representation.layout = "planes-2".into()),
+    ("row bytes", |of| of.representation.row_bytes = 32),
+    ("full block bytes", |of| of.representation.full_block_bytes = 4096),
+    ("sliding block bytes", |of| of.representation.sliding_block_bytes = 8192),
+];
+
+#[test]
+fn every_part_of_an_identity_is_bound() {
+    let (store, keys) = (MemoryStore::new(), KeyRing::generate().expect("random"));
+    let library = library(&store, &keys);
+    let base = identity();
+    let scope = library.scope(base.clone(), "");
+    let units = prompt(2 * BLOCK_LEN, 0, 1);
+    let id = publish(&library, &scope, &units).expect("published").id;
+    let mut digests = vec![base.digest()];
+    assert!(CHANGES.len() >= 30);
+    for (field, change) in CHANGES {
+        let mut changed = base.clone();
+        change(&mut changed);
+        digests.push(changed.digest());
+        assert_eq!(Identity::decode(&changed.encode()).as_ref(), Ok(&changed), "{field}");
+        assert_eq!(base.first_difference(&changed), Some(*field));
+        let how =
+            ["numeric route", "KV type", "layout", "row bytes", "full block bytes", "sliding block bytes"];
+        assert_eq!(base.semantic() == changed.semantic(), how.contains(field), "{field}");
+        let scope = library.scope(changed, "");
+        assert!(library.longest(&scope, &units, units.len(), false).is_none(), "{field}");
+        let refused = library.plan_of(&scope, id).expect_err(field);
+        assert_eq!(refused.refusal(), Some(&Refusal::ForeignModel { field }));
+        assert!(refused.to_string().contains(field), "{refused}");
+    }
+    let count = digests.len();
+    digests.sort_unstable();
+    digests.dedup();
+    assert_eq!(digests.len(), count, "two identities have equal digests");
+    assert!(library.longest(&scope, &units, units.len(), false).is_some());
+    assert_eq!(base.first_difference(&base), None);
+}
+
+#[test]
+fn identities_are_decoded_strictly() {
+    let mut full = identity();
+    full.adapters.push(Adapter { digest: [4; 32], scale_bits: 5 });
+    full.media = Some(Media { projector: [6; 32], preprocessing: [7; 32] });
+    full.draft = Some(DraftModel { weights: [8; 32], layers: 1, window: 64 });
+    let good = full.encode();
+    assert_eq!(Identity::decode(&good), Ok(full));
+    for len in 0..good.len() {
+        assert!(Identity::decode(&good[..len]).is_err(), "{len} bytes");
+    }
+    assert!(Identity::decode(&[&good[..], &[0]].concat()).is_err());
+    for offset in 0..good.len() {
+        for bit in 0..8 {
+            let mut bytes = good.clone();
+            bytes[offset] ^= 1 << bit;
+            if let Ok(decoded) = Identity::decode(&bytes) {
+                assert!(decoded.encode() == bytes, "byte {offset}, bit {bit} has two encodings");
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(10_000))]
+
+    /// The same text cut differently into neighbouring fields is another identity.
+    #[test]
+    fn field_boundaries_are_bound(text in "[ab]{0,12}", cuts in prop::array::uniform4(0_usize..13), other in prop::array::uniform4(0_usize..13)) {
+        let cut = |mut cuts: [usize; 4]| {
+            cuts.sort_unstable();
+            let at = cuts.map(|cut| cut.min(text.len()));
+            let mut of = identity();
+            of.architecture = text[..at[0]].as_bytes().to_vec();
+            of.quantisation = text[at[0]..at[1]].into();
+            of.positions.pairing = text[at[1]..at[2]].into();
+            of.positions.scaling = text[at[2]..at[3]].into();
+            of.scalars = vec![(text[at[3]..].into(), 0)];
+            of
+        };
+        let (a, b) = (cut(cuts), cut(other));
+        prop_assert_eq!(a == b, a.digest() == b.digest());
+        prop_assert_eq!(a == b, a.semantic() == b.semantic());
+    }
+
+    /// Arbitrary bytes are refused without harm.
+    #[test]
+    fn arbitrary_bytes_are_no_identity(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        prop_assert!(Identity::decode(&bytes).is_err());
+        prop_assert!(crate::manifest::Manifest::decode(&bytes).is_err());
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn key_files_are_private_regular_and_whole() {
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = KeyFile::default_path(folder.path());
+    assert!(KeyFile::open(&path).is_err(), "there is none yet");
+    let keys = KeyFile::open_or_create(&path).expect("created");
+    let mode = |path: &Path| std::fs::metadata(path).expect("metadata").permissions().mode() & 0o777;
+    assert_eq!(mode(&path), 0o600);
+    assert_eq!(mode(path.parent().expect("a folder")), 0o700);
+    assert_eq!(KeyFile::open_or_create(&path).expect("opened").id(), keys.id());
+    let leftovers = std::fs::read_dir(path.parent().expect("a folder")).expect("list").count();
+    assert_eq!(leftovers, 1);
+    fn refused(path: &Path, expected: &str) {
+        let error = KeyFile::open(path).expect_err(expected).to_string();
+        assert!(error.contains(expected), "{error}");
+        // Refused, not replaced.
+        KeyFile::open_or_create(path).expect_err(expected);
+    }
+    let set = |mode| std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).expect("chmod");
+    for loose in [0o640, 0o604, 0o660, 0o700 | 0o001] {
+        set(loose);
+        refused(&path, "others must have no access");
+    }
+    set(0o600);
+    let link = folder.path().join("link");
+    symlink(&path, &link).expect("a link");
+    refused(&link, "symbolic link");
+    refused(folder.path(), "not a regular file");
+    let good = std::fs::read(&path).expect("read");
+    for len in 0..good.len() {
+        std::fs::write(&path, &good[..len]).expect("write");
+        refused(&path, "");
+    }
+    for offset in 0..good.len() {
+        let mut bytes = good.clone();
+        bytes[offset] ^= 1 << (offset % 8);
+        std::fs::write(&path, &bytes).expect("write");
+        refused(&path, "");
+    }
+    std::fs::write(&path, [&good[..], &[0]].concat()).expect("write");
+    refused(&path, "appended");
+    std::fs::write(&path, &good).expect("write");
+    let (rotated, epoch) = KeyFile::update(&path, KeyRing::rotate).expect("rotated");
+    assert_eq!((rotated.id(), epoch), (keys.id(), 2));
+    let (revoked, ()) = KeyFile::update(&path, |keys| keys.revoke(1)).expect("revoked");
+    assert_eq!(KeyFile::open(&path).expect("opened").epochs(), revoked.epochs());
+    assert_eq!(mode(&path), 0o600);
+    let now = std::fs::read(&path).expect("read");
+    let secret = &good[56 + 16..56 + 48];
+    assert!(!now.windows(32).any(|bytes| bytes == secret), "a revoked secret is still in the file");
+    assert!(KeyFile::update(&path, |keys| keys.revoke(2)).is_err());
+    assert_eq!(std::fs::read(&path).expect("read"), now);
+}
+
+#[test]
+fn processes_that_start_together_make_one_key() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("keys").join("packs.key");
+    let ids: Vec<String> = std::thread::scope(|scope| {
+        let open = || KeyFile::open_or_create(&path).expect("a key").id();
+        let threads: Vec<_> = (0..16).map(|_| scope.spawn(open)).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    });
+    assert!(ids.iter().all(|id| *id == ids[0]));
+}
+
+#[test]
+fn a_fingerprint_depends_on_every_tensor_and_not_on_their_order() {
+    let tensor = |name, bytes| TensorBytes { name, kind: 2, dims: &[4, 2], bytes };
+    let (a, b) = (tensor("a", &[1, 2, 3][..]), tensor("b", &[4, 5][..]));
+    let root = WeightsRoot::of(&[a, b], 2);
+    assert_eq!(root, WeightsRoot::of(&[b, a], 1));
+    let others = [
+        WeightsRoot::of(&[a], 1),
+        WeightsRoot::of(&[a, b, b], 1),
+        WeightsRoot::of(&[tensor("a", &[1, 2, 4]), b], 1),
+        WeightsRoot::of(&[tensor("c", &[1, 2, 3]), b], 1),
+        WeightsRoot::of(&[tensor("a", &[4, 5]), tensor("b", &[1, 2, 3])], 1),
+        WeightsRoot::of(&[TensorBytes { kind: 3, ..a }, b], 1),
+        WeightsRoot::of(&[TensorBytes { dims: &[2, 4], ..a }, b], 1),
+    ];
+    assert!(others.iter().all(|other| *other != root));
+}
+
+#[test]
+fn remembered_fingerprints_are_those_of_unchanged_files() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let keys = KeyRing::generate().expect("random");
+    let model = folder.path().join("model");
+    std::fs::write(&model, b"one").expect("write");
+    let cache = FingerprintCache::new(folder.path().join("cache"), &keys);
+    let stamp = FileStamp::of(&[&model]).expect("a stamp");
+    assert_eq!(cache.get(&stamp), None);
+    let root = WeightsRoot([7; 32]);
+    cache.put(&stamp, root).expect("put");
+    assert_eq!(cache.get(&FileStamp::of(&[&model]).expect("a stamp")), Some(root));
+    let other = FingerprintCache::new(folder.path().join("cache"), &KeyRing::generate().expect("random"));
+    assert_eq!(other.get(&stamp), None);
+    for entry in std::fs::read_dir(folder.path().join("cache")).expect("list") {
+        let path = entry.expect("entry").path();
+        let mut bytes = std::fs::read(&path).expect("read");
+        bytes[3] ^= 1;
+        std::fs::write(&path, bytes).expect("write");
+    }
+    assert_eq!(cache.get(&stamp), None, "a changed record is believed");
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    std::fs::write(&model, b"two").expect("write");
+    assert_ne!(FileStamp::of(&[&model]).expect("a stamp"), stamp);
+}
