@@ -132,7 +132,7 @@ proptest! {
             cuts.sort_unstable();
             let at = cuts.map(|cut| cut.min(text.len()));
             let mut of = identity();
-            of.architecture = text[..at[0]].as_bytes().to_vec();
+            of.architecture = text.as_bytes()[..at[0]].to_vec();
             of.quantisation = text[at[0]..at[1]].into();
             of.positions.pairing = text[at[1]..at[2]].into();
             of.positions.scaling = text[at[2]..at[3]].into();

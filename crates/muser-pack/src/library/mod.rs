@@ -172,6 +172,13 @@ impl Library {
         index.pack(id).map(|entry| info(id, entry))
     }
 
+    /// What a pack was computed with, and its prefix.
+    pub fn contents(&self, id: PackId) -> Result<(Identity, Vec<Unit>), PackError> {
+        let (manifest, _) = self.shared.read_visible(&self.writer(), id)?;
+        let units = manifest.units.iter().map(|unit| Unit::from_le_bytes(*unit)).collect();
+        Ok((manifest.identity, units))
+    }
+
     /// What happened so far.
     pub fn counters(&self) -> &Counters {
         &self.shared.counters

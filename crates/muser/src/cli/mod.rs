@@ -3,6 +3,7 @@
 
 mod generation;
 mod measure;
+mod pack;
 #[cfg(test)]
 mod reference;
 mod serve;
@@ -13,6 +14,10 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 pub use generation::{BackendChoice, ChatArgs, ModelArgs, ReasoningChoice, RunArgs, SamplingArgs};
 pub use measure::{BenchArgs, CostArgs, RepackChoice};
+pub use pack::{
+    PackArgs, PackCommand, PackExportArgs, PackGcArgs, PackImportArgs, PackKeyCommand, PackRmArgs,
+    PackShowArgs, PackVerifyArgs,
+};
 pub use serve::ServeArgs;
 pub use store::{ModelsArgs, PullArgs};
 pub use tools::{DetokenizeArgs, DoctorArgs, InspectArgs, KvChoice, LogitsArgs, SynthArgs, TokenizeArgs};
@@ -76,6 +81,8 @@ pub enum Command {
     Pull(PullArgs),
     /// List the model files on this machine
     Models(ModelsArgs),
+    /// Look after the packs: prompts that were computed once and kept
+    Pack(PackArgs),
     /// Say what is in a model file and what is odd about it
     Inspect(InspectArgs),
     /// Text to token ids

@@ -38,7 +38,7 @@ fn render() -> String {
          else to standard error.\n\n",
     );
     for command in root.get_subcommands().filter(|command| command.get_name() != "help") {
-        render_command(&mut page, command);
+        render_command(&mut page, command, "muser");
     }
     page.push_str("## Options of every command\n\n| Option | Meaning |\n|---|---|\n");
     for argument in root.get_arguments().filter(|argument| argument.is_global_set()) {
@@ -53,19 +53,29 @@ fn render() -> String {
     page
 }
 
-fn render_command(page: &mut String, command: &clap::Command) {
+fn render_command(page: &mut String, command: &clap::Command, parents: &str) {
+    let name = format!("{parents} {}", command.get_name());
     let about = command.get_about().map(ToString::to_string).unwrap_or_default();
     let usage = command.clone().render_usage().to_string();
     let usage = usage.trim_start_matches("Usage: ").trim();
-    let _ = write!(page, "## muser {}\n\n{about}.\n\n```text\n{usage}\n```\n\n", command.get_name());
-    page.push_str("| Option | Meaning |\n|---|---|\n");
+    let _ = write!(page, "## {name}\n\n{about}.\n\n```text\n{usage}\n```\n\n");
+    // What is global in a group of commands is told once, with the group.
+    let is_group = command.has_subcommands();
+    let everywhere = ["help", "version", "quiet", "verbose", "color"];
     let own = |argument: &&clap::Arg| {
-        !argument.is_global_set() && !matches!(argument.get_id().as_str(), "help" | "version")
+        !everywhere.contains(&argument.get_id().as_str()) && (is_group || !argument.is_global_set())
     };
-    for argument in command.get_arguments().filter(own) {
-        render_argument(page, argument);
+    let arguments: Vec<_> = command.get_arguments().filter(own).collect();
+    if !arguments.is_empty() && (!is_group || parents == "muser") {
+        page.push_str("| Option | Meaning |\n|---|---|\n");
+        for argument in arguments {
+            render_argument(page, argument);
+        }
+        page.push('\n');
     }
-    page.push('\n');
+    for command in command.get_subcommands().filter(|command| command.get_name() != "help") {
+        render_command(page, command, &name);
+    }
 }
 
 fn render_argument(page: &mut String, argument: &clap::Arg) {
