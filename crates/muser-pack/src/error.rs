@@ -121,9 +121,6 @@ pub enum Refusal {
         /// The first part of the identity that differs.
         field: &'static str,
     },
-    /// The pack holds the rows of other tokens.
-    #[error("the pack is about another prefix")]
-    ForeignPrefix,
     /// A segment that a manifest names is gone.
     #[error("a segment that the manifest names is missing")]
     MissingSegment,
@@ -142,7 +139,7 @@ pub enum Refusal {
 
 impl Refusal {
     /// Every counter name, in the order of the counters.
-    pub const NAMES: [&'static str; 22] = [
+    pub const NAMES: [&'static str; 21] = [
         "not_a_pack",
         "version",
         "truncated",
@@ -161,7 +158,6 @@ impl Refusal {
         "catalog",
         "rolled_back",
         "foreign_model",
-        "foreign_prefix",
         "missing_segment",
         "conflict",
         "old_revision",
@@ -193,10 +189,9 @@ impl Refusal {
             Self::Catalog { .. } => 15,
             Self::RolledBack { .. } => 16,
             Self::ForeignModel { .. } => 17,
-            Self::ForeignPrefix => 18,
-            Self::MissingSegment => 19,
-            Self::Conflict => 20,
-            Self::OldRevision { .. } => 21,
+            Self::MissingSegment => 18,
+            Self::Conflict => 19,
+            Self::OldRevision { .. } => 20,
         }
     }
 }

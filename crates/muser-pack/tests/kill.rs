@@ -69,7 +69,7 @@ fn open(folder: &Path) -> (Library, Scope) {
 fn prompt(number: u64) -> Vec<Unit> {
     let len = 300 + (number % 5) as usize * 200;
     (0..len)
-        .map(|i| Unit::token(if i < 512 { i as u32 } else { (number as u32 + 1) * 7919 + i as u32 }))
+        .map(|i| Unit::token(if i < 256 { i as u32 } else { (number as u32 + 1) * 7919 + i as u32 }))
         .collect()
 }
 

@@ -379,3 +379,6 @@ fn retain<T>(map: &mut HashMap<ChainKey, Vec<T>>, key: &ChainKey, keep: impl Fn(
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

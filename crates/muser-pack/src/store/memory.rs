@@ -190,20 +190,30 @@ impl ReadAt for Opened {
     }
 
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), PackError> {
-        let start = usize::try_from(offset).unwrap_or(usize::MAX);
-        let end = start.saturating_add(out.len());
-        let Some(bytes) = self.bytes.get(start..end) else {
-            let (expected, found) = (end as u64, self.bytes.len() as u64);
-            return Err(PackError::refused(self.name, Refusal::Truncated { expected, found }));
-        };
-        out.copy_from_slice(bytes);
-        Ok(())
+        read_slice(self.name, &self.bytes, offset, out)
     }
 }
 
+/// [`ReadAt::read_at`] of an object that is in memory.
+pub(super) fn read_slice(
+    name: ObjectName,
+    object: &[u8],
+    offset: u64,
+    out: &mut [u8],
+) -> Result<(), PackError> {
+    let start = usize::try_from(offset).unwrap_or(usize::MAX);
+    let end = start.saturating_add(out.len());
+    let Some(bytes) = object.get(start..end) else {
+        let (expected, found) = (end as u64, object.len() as u64);
+        return Err(PackError::refused(name, Refusal::Truncated { expected, found }));
+    };
+    out.copy_from_slice(bytes);
+    Ok(())
+}
+
 /// One active user, or the collector.
-struct Active {
-    count: Arc<Mutex<usize>>,
+pub(super) struct Active {
+    pub(super) count: Arc<Mutex<usize>>,
 }
 
 impl Activity for Active {}

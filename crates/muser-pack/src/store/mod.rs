@@ -7,10 +7,14 @@
 pub mod conformance;
 mod dir;
 mod memory;
+#[cfg(feature = "object-store")]
+mod object;
 
 pub use dir::DirStore;
 pub(crate) use dir::{create_private_dir, read_exact_at, sync_dir};
 pub use memory::MemoryStore;
+#[cfg(feature = "object-store")]
+pub use object::{BucketOptions, BucketStore};
 
 use crate::{Area, ObjectName, PackError};
 

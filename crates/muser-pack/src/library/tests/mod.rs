@@ -1,6 +1,7 @@
 //! The library against a plain model of what it promises.
 
 mod bundle;
+mod golden;
 mod hostile;
 mod keys;
 mod upkeep;
