@@ -240,6 +240,7 @@ extern "C" __global__ void __launch_bounds__(SPLIT_WARPS * 32, 1) attend_split(c
       fetch_v(true, next, 0);
     }
   }
+  if (blockIdx.x >= count && blockIdx.x) return;  // makes room for the kernels to come; one has to wait
   pdl_wait();
   if (blockIdx.x >= count) return;
   if (!old) {
@@ -442,8 +443,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) attend_combine(const __grid
   const float* pl = p.part_l + part * 16 + m;
   const float* gate = p.qkvg + (u64)r * p.width + p.gate_at + kb * 256 + i;
   pdl_wait();
-  float z = __ldcg(gate);
-  for (u32 s = 1; s < p.segments; s++) z = __fadd_rn(z, __ldcg(gate + s * (u64)p.n * p.width));
+  const float z = sum1(gate, (u64)p.n * p.width, p.segments);
   float o = 0.f, l = 0.f;
   if (parts > 8) {
     const u32 base = smem_u32(ring);

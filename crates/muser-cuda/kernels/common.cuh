@@ -16,7 +16,8 @@ using u64 = unsigned long long;
 // Quantised activations of up to `ld` rows with k values each.
 //   q    [ld][k]          int8, one scale per 256; in each 64 values permuted by perm64 (or tiled, see tiled_at)
 //   d    [k / 256][ld]    f32 scale
-//   sums [k / 256][ld]    16 bytes: sums of 32 values as lo + 128 hi: {lo[0..3], hi[0..3], lo[4..7], hi[4..7]}
+//   sums [k / 256][ld]    16 bytes: sums of 32 values as lo + 128 hi: {lo[0..3], hi[0..3], lo[4..7], hi[4..7]};
+//                         tiled: 32 bytes: sums of 16 values as f16 (at most 2,032: exact)
 //   q32  [ld][k]          int8, one scale per 32, permuted alike
 //   d32  [k / 256][ld][8] f32 scale
 // q or q32 is null when no matrix that reads this buffer wants that format.
@@ -88,15 +89,70 @@ DEVICE void load8(float (&v)[8], const float* p) {
   v[0] = a.x; v[1] = a.y; v[2] = a.z; v[3] = a.w;
   v[4] = b.x; v[5] = b.y; v[6] = b.z; v[7] = b.w;
 }
-// Sum of S segment sums, ascending.
-DEVICE void sum8(float (&v)[8], const float* p, u64 step, int S) {
-  load8(v, p);
-  for (int s = 1; s < S; s++) {
-    float u[8];
-    load8(u, p + s * step);
+// Sums of S segment sums, ascending. Four are asked for at once: one after the other, each would take a round trip.
+struct Segments8 {
+  float4 a[4], b[4];
+  DEVICE void load(const float* p, u64 step, int S) {
 #pragma unroll
-    for (int i = 0; i < 8; i++) v[i] = __fadd_rn(v[i], u[i]);
+    for (int s = 0; s < 4; s++) {
+      if (s < S) {
+        a[s] = ldcg4(p + s * step);
+        b[s] = ldcg4(p + s * step + 4);
+      }
+    }
   }
+  DEVICE void add_up(float (&v)[8], const float* p, u64 step, int S) const {
+    v[0] = a[0].x; v[1] = a[0].y; v[2] = a[0].z; v[3] = a[0].w;
+    v[4] = b[0].x; v[5] = b[0].y; v[6] = b[0].z; v[7] = b[0].w;
+    auto add = [&](const float4& x, const float4& y) {
+      v[0] = __fadd_rn(v[0], x.x); v[1] = __fadd_rn(v[1], x.y); v[2] = __fadd_rn(v[2], x.z); v[3] = __fadd_rn(v[3], x.w);
+      v[4] = __fadd_rn(v[4], y.x); v[5] = __fadd_rn(v[5], y.y); v[6] = __fadd_rn(v[6], y.z); v[7] = __fadd_rn(v[7], y.w);
+    };
+#pragma unroll
+    for (int s = 1; s < 4; s++) {
+      if (s < S) add(a[s], b[s]);
+    }
+#pragma unroll 1
+    for (int s = 4; s < S; s++) add(ldcg4(p + s * step), ldcg4(p + s * step + 4));
+  }
+};
+DEVICE void sum8(float (&v)[8], const float* p, u64 step, int S) {
+  Segments8 segments;
+  segments.load(p, step, S);
+  segments.add_up(v, p, step, S);
+}
+DEVICE float4 sum4(const float* p, u64 step, int S) {
+  float4 a[4];
+#pragma unroll
+  for (int s = 0; s < 4; s++) {
+    if (s < S) a[s] = ldcg4(p + s * step);
+  }
+  float4 v = a[0];
+  auto add = [&](const float4& x) {
+    v.x = __fadd_rn(v.x, x.x); v.y = __fadd_rn(v.y, x.y); v.z = __fadd_rn(v.z, x.z); v.w = __fadd_rn(v.w, x.w);
+  };
+#pragma unroll
+  for (int s = 1; s < 4; s++) {
+    if (s < S) add(a[s]);
+  }
+#pragma unroll 1
+  for (int s = 4; s < S; s++) add(ldcg4(p + s * step));
+  return v;
+}
+DEVICE float sum1(const float* p, u64 step, int S) {
+  float a[4];
+#pragma unroll
+  for (int s = 0; s < 4; s++) {
+    if (s < S) a[s] = __ldcg(p + s * step);
+  }
+  float v = a[0];
+#pragma unroll
+  for (int s = 1; s < 4; s++) {
+    if (s < S) v = __fadd_rn(v, a[s]);
+  }
+#pragma unroll 1
+  for (int s = 4; s < S; s++) v = __fadd_rn(v, __ldcg(p + s * step));
+  return v;
 }
 
 // --- half precision
@@ -241,19 +297,20 @@ DEVICE void quantise_block(const float (&x)[8], int col, int kb, int lane, const
       s += q[i];
     }
     s += __shfl_xor_sync(~0u, s, 1);
-    s += __shfl_xor_sync(~0u, s, 2);
     if (a.tiled) {
       *(uint2*)(a.q + tiled_at(a, col, kb, lane * 8)) = make_uint2(pack4(q), pack4(q + 4));
+      if ((lane & 1) == 0) ((u16*)a.sums)[((u64)kb * a.ld + col) * 16 + (lane >> 1)] = float_to_half((float)s);
     } else {
       i8* dst = a.q + (u64)col * a.k + kb * 256;
       *(u32*)(dst + perm64(lane * 8)) = pack4(q);
       *(u32*)(dst + perm64(lane * 8 + 4)) = pack4(q + 4);
-    }
-    if ((lane & 3) == 0) {
-      const int grp = lane >> 2, lo = ((s + 64) & 127) - 64, hi = (s - lo) >> 7;
-      u8* u = a.sums + ((u64)kb * a.ld + col) * 16 + (grp >> 2) * 8 + (grp & 3);
-      u[0] = (u8)lo;
-      u[4] = (u8)hi;
+      s += __shfl_xor_sync(~0u, s, 2);
+      if ((lane & 3) == 0) {
+        const int grp = lane >> 2, lo = ((s + 64) & 127) - 64, hi = (s - lo) >> 7;
+        u8* u = a.sums + ((u64)kb * a.ld + col) * 16 + (grp >> 2) * 8 + (grp & 3);
+        u[0] = (u8)lo;
+        u[4] = (u8)hi;
+      }
     }
     if (lane == 0) a.d[(u64)kb * a.ld + col] = !ok ? nan : tiny ? 0.f : __fdiv_rn(m, 127.f);
   }

@@ -21,12 +21,49 @@ struct FewArgs {
   u32 kb, segments;
   u32 n, n_all;             // rows of this launch; rows of the output (stride from segment to segment)
   u32 first_row, out_rows;  // of tile 0 in the output; stride from row to row of the output
+  u32 stages;               // slots of a warp's ring, 3 to 6
 };
 
-constexpr int STAGES = 3;
 constexpr int WARPS = 16;
 
 __device__ constexpr int max_tile(int a, int b) { return tile_bytes(a) > tile_bytes(b) ? tile_bytes(a) : tile_bytes(b); }
+
+// Copies one segment's activations into shared memory; all reads are on their way together.
+template <bool SMALL, int NT>
+DEVICE void stage_activations(const FewArgs& p, u32 aq, u32 asum, float* ad, int qstride, int kb0, int L) {
+  const int n = p.n;
+  const i8* q = SMALL ? p.act.q32 : p.act.q;
+  for (int i = threadIdx.x; i < n * L * 16; i += blockDim.x) {
+    const int col = i / (L * 16), o = (i - col * L * 16) * 16;
+    cp16(aq + col * qstride + o, q + (u64)col * p.act.k + (u64)kb0 * 256 + o);
+  }
+  if constexpr (SMALL) {
+    for (int i = threadIdx.x; i < L * 8 * NT * 2; i += blockDim.x) {
+      const int k = i / (8 * NT * 2), e = i - k * 8 * NT * 2, col = e >> 1;
+      if (col < n) cp16(smem_u32(ad) + i * 16, p.act.d32 + ((u64)(kb0 + k) * p.act.ld + col) * 8 + (e & 1) * 4);
+      else *(uint4*)((u8*)ad + i * 16) = make_uint4(0, 0, 0, 0);
+    }
+  } else {
+    for (int i = threadIdx.x; i < n * L; i += blockDim.x) {
+      const int k = i / n, col = i - k * n;
+      cp16(asum + i * 16, p.act.sums + ((u64)(kb0 + k) * p.act.ld + col) * 16);
+    }
+    for (int i = threadIdx.x; i < L * 8 * NT; i += blockDim.x) {
+      const int k = i / (8 * NT), col = i - k * 8 * NT;
+      ad[i] = col < n ? __ldcg(p.act.d + (u64)(kb0 + k) * p.act.ld + col) : 0.f;
+    }
+  }
+  cp_commit();
+  cp_wait<0>();  // the rings too: they were filled long ago
+}
+
+// Waits until the oldest of `stages` loads of this warp has arrived.
+DEVICE void wait_for_oldest(int stages) {
+  if (stages == 3) cp_wait<2>();
+  else if (stages == 4) cp_wait<3>();
+  else if (stages == 5) cp_wait<4>();
+  else cp_wait<5>();
+}
 
 // NTX: tiles of 8 tokens; 0 for a single token. QB: type of the second part, equal to QA when there is none.
 template <int QA, int QB, int NTX> DEVICE void few(const FewArgs& p) {
@@ -36,15 +73,16 @@ template <int QA, int QB, int NTX> DEVICE void few(const FewArgs& p) {
   constexpr bool SMALL = QA == Q80;  // one activation scale per 32
   extern __shared__ __align__(128) u8 sh[];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, W = blockDim.x >> 5;
-  const int S = p.segments, kb = p.kb, n = p.n;
+  pdl_launch();
+  const int S = p.segments, kb = p.kb, n = p.n, stages = p.stages;
   const int seg = blockIdx.x % S, c = blockIdx.x / S, G = gridDim.x / S;
   const int kb0 = seg_begin(seg, kb, S), L = seg_begin(seg + 1, kb, S) - kb0;
   const int tiles = p.tiles_a + p.tiles_b, stride = G * W, first = warp * G + c;
   const int items = first < tiles ? (tiles - first + stride - 1) / stride : 0;
   const int total = items * L;
 
-  const u32 ring = smem_u32(sh) + warp * STAGES * SLOT;
-  u8* zero = sh + W * STAGES * SLOT;  // 256 zero bytes: the operands of padded tokens
+  const u32 ring = smem_u32(sh) + warp * stages * SLOT;
+  u8* zero = sh + W * stages * SLOT;  // 256 zero bytes: the operands of padded tokens
   const int qstride = L * 256 + 64;
   u8* aq = zero + 256;
   u8* asum = aq + n * qstride;
@@ -67,34 +105,17 @@ template <int QA, int QB, int NTX> DEVICE void few(const FewArgs& p) {
     cp_commit();
     loaded++;
     if (++load_kb == L) { load_kb = 0; load_tile += stride; }
-    if (++load_slot == STAGES) load_slot = 0;
+    if (++load_slot == stages) load_slot = 0;
   };
-  for (int i = 0; i < STAGES - 1; i++) issue();
-  pdl_launch();
+  // One tile a warp at a time: whatever the kernels before this one still read would wait behind more.
+  for (int i = 0; i < stages; i++) {
+    issue();
+    if (i + 1 < stages) cp_wait<0>();
+  }
   if (threadIdx.x < 16) *(uint4*)(zero + threadIdx.x * 16) = make_uint4(0, 0, 0, 0);
   pdl_wait();
 
-  // stage this segment's activations
-  const i8* q = SMALL ? p.act.q32 : p.act.q;
-  for (int i = threadIdx.x; i < n * L * 16; i += blockDim.x) {
-    const int col = i / (L * 16), o = (i - col * L * 16) * 16;
-    *(uint4*)(aq + (u64)col * qstride + o) = __ldcg((const uint4*)(q + (u64)col * p.act.k + (u64)kb0 * 256 + o));
-  }
-  if constexpr (SMALL) {
-    for (int i = threadIdx.x; i < L * 8 * NT * 8; i += blockDim.x) {
-      const int k = i / (8 * NT * 8), e = i - k * 8 * NT * 8, col = e >> 3;
-      ad[i] = col < n ? __ldcg(p.act.d32 + ((u64)(kb0 + k) * p.act.ld + col) * 8 + (e & 7)) : 0.f;
-    }
-  } else {
-    for (int i = threadIdx.x; i < n * L; i += blockDim.x) {
-      const int k = i / n, col = i - k * n;
-      *(uint4*)(asum + (u64)i * 16) = __ldcg((const uint4*)(p.act.sums + ((u64)(kb0 + k) * p.act.ld + col) * 16));
-    }
-    for (int i = threadIdx.x; i < L * 8 * NT; i += blockDim.x) {
-      const int k = i / (8 * NT), col = i - k * 8 * NT;
-      ad[i] = col < n ? __ldcg(p.act.d + (u64)(kb0 + k) * p.act.ld + col) : 0.f;
-    }
-  }
+  stage_activations<SMALL, NT>(p, smem_u32(aq), smem_u32(asum), ad, qstride, kb0, L);
   __syncthreads();
 
   const int g = lane >> 2, t = lane & 3;
@@ -121,13 +142,13 @@ template <int QA, int QB, int NTX> DEVICE void few(const FewArgs& p) {
       for (int r = 0; r < 4; r++) acc[0][j][r] = 0.f;
     }
     for (int k = 0; k < L; k++) {
-      issue();  // goes into the slot freed in the round before
-      cp_wait<STAGES - 1>();
+      wait_for_oldest(stages);
       __syncwarp();
       if (QA == QB || tile < (int)p.tiles_a) tile_mul<QA, 1, NT, ONE>(ring + slot * SLOT, 0, b, 0, s, dsc, lane, acc);
       else tile_mul<QB, 1, NT, ONE>(ring + slot * SLOT, 0, b, 0, s, dsc, lane, acc);
       __syncwarp();
-      if (++slot == STAGES) slot = 0;
+      issue();  // into the slot just read
+      if (++slot == stages) slot = 0;
 #pragma unroll
       for (int j = 0; j < NT; j++) { b[j] += bstep[j]; s[j] += sstep[j]; }
       dsc += (SMALL ? 256 : 32) * NT;

@@ -151,7 +151,12 @@ struct NormArgs {
 // With u = o * post and c the factor of the first norm, the second norm needs sum (h + c u)^2 = sum h^2 + 2 c sum h u +
 // c^2 sum u^2: all four sums are taken at once, so a row has one reduction instead of two. Each CTA of the cluster holds
 // the super-blocks of its warps; sums are added by a butterfly over all super-blocks, the same for any cluster size.
-extern "C" __global__ void __launch_bounds__(1024) norm_rows(const __grid_constant__ NormArgs p) {
+#if __CUDA_ARCH__ >= 900  // long rows are shared by a cluster
+#define NORM_THREADS 256
+#else
+#define NORM_THREADS 1024
+#endif
+extern "C" __global__ void __launch_bounds__(NORM_THREADS) norm_rows(const __grid_constant__ NormArgs p) {
   __shared__ float4 red[32];
   const u32 size = cluster_size();
   const int lane = threadIdx.x & 31, W = blockDim.x >> 5, D = p.hidden, blocks = D / 256;
@@ -223,8 +228,11 @@ extern "C" __global__ void __launch_bounds__(128) silu_rows(const __grid_constan
   float u[8], v[8];
   const float* src = p.part + (u64)row * 2 * p.ffn + kb * 256 + lane * 8;
   const u64 step = (u64)p.n * 2 * p.ffn;
-  sum8(u, src, step, p.segments);
-  sum8(v, src + p.ffn, step, p.segments);
+  Segments8 gate, up;
+  gate.load(src, step, p.segments);
+  up.load(src + p.ffn, step, p.segments);
+  gate.add_up(u, src, step, p.segments);
+  up.add_up(v, src + p.ffn, step, p.segments);
 #pragma unroll
   for (int i = 0; i < 8; i++) u[i] = silu_times(u[i], v[i]);
   quantise_block(u, row, kb, lane, p.act);
@@ -263,12 +271,8 @@ extern "C" __global__ void __launch_bounds__(128) rope_rows(const __grid_constan
   const u32 at = is_q ? head * 128 : is_v ? p.v_at + (head - H - KV) * 128 : p.k_at + (head - H) * 128;
   const float* src = p.part + (u64)row * p.width + at + lane * 4;
   const u64 step = (u64)p.n * p.width;
-  float4 f = ldcg4(src);
+  const float4 f = sum4(src, step, p.segments);
   float x[4] = {f.x, f.y, f.z, f.w};
-  for (u32 s = 1; s < p.segments; s++) {
-    f = ldcg4(src + s * step);
-    x[0] = __fadd_rn(x[0], f.x); x[1] = __fadd_rn(x[1], f.y); x[2] = __fadd_rn(x[2], f.z); x[3] = __fadd_rn(x[3], f.w);
-  }
   u16* block = p.kv + (u64)(slot >> 8) * p.block_halves;
   if (is_v) {
     u16* v = block + ((u64)KV * 256 + (head - H - KV) * 256) * 128 + inside;
@@ -335,8 +339,7 @@ extern "C" __global__ void __launch_bounds__(256) logit_rows(const __grid_consta
   u64 key = 0;
   if (i < p.vocab) {
     const float* src = p.part + (u64)row * p.out_rows + i;
-    float z = __ldcg(src);
-    for (u32 s = 1; s < p.segments; s++) z = __fadd_rn(z, __ldcg(src + s * (u64)p.n * p.out_rows));
+    float z = sum1(src, (u64)p.n * p.out_rows, p.segments);
     z = __fmul_rn(z, p.scale);
     if (p.cap > 0.f) z = __fmul_rn(p.cap, tanh_exact(__fdiv_rn(z, p.cap)));
     p.logits[(u64)row * p.vocab + i] = z;

@@ -460,6 +460,11 @@ impl Module {
         let most = self.context.shared_bytes as i32 - fixed;
         // SAFETY: the function lives.
         check("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(function, dynamic, most) })?;
+        // One division between cache and shared memory for all: a multiprocessor must run empty before it can change it,
+        // and a product that wants more would wait for the small kernels still there.
+        let carveout = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+        // SAFETY: the function lives.
+        check("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(function, carveout, 100) })?;
         Ok(Function { function })
     }
 }

@@ -24,7 +24,7 @@ use crate::matrix::{FEW_ROWS, Product, ProductKernels, Tile};
 use crate::nvrtc;
 use crate::selftest::{self, Card};
 use crate::step_data::{AttentionLimits, StepData, StepShape};
-use crate::weights::Weights;
+use crate::weights::{LayerOnDevice, Weights};
 
 /// Revision of the arithmetic: part of the numeric route. Raise it when any bit of any result may change.
 const ROUTE_REVISION: u32 = 2;
@@ -104,9 +104,8 @@ impl Kernels {
         })
     }
 
-    pub(crate) fn products(&self, context: &Context) -> Result<ProductKernels, CudaError> {
-        let find = |name: &str| self.get(name);
-        ProductKernels::new(&find, context.multiprocessors, context.shared_bytes, Tuning::of(context.arch))
+    pub(crate) fn products(&self, context: &Arc<Context>) -> Result<ProductKernels, CudaError> {
+        ProductKernels::new(context, &|name: &str| self.get(name))
     }
 
     pub(crate) fn repack(&self) -> Result<[Function; 4], CudaError> {
@@ -151,7 +150,7 @@ impl CudaExecutor {
             check_scores(model)?;
         }
         let kernels = Kernels::load(&context)?;
-        let products = kernels.products(&context)?;
+        let mut products = kernels.products(&context)?;
         let stream = Stream::new(&context)?;
         if std::env::var_os(selftest::SKIP_VARIABLE).is_none() {
             let card = Card { context: &context, kernels: &kernels, products: &products, stream: &stream };
@@ -160,6 +159,7 @@ impl CudaExecutor {
             tracing::debug!(compared, seconds = start.elapsed().as_secs_f64(), "kernels are right");
         }
         let weights = Weights::load(&context, model, &kernels.repack()?)?;
+        products.reserve(&context, weights.layers.iter().flat_map(LayerOnDevice::products))?;
         let options = CudaOptions { max_rows: options.max_rows.max(FEW_ROWS), ..options };
         let tuning = Tuning::of(context.arch);
         let limits = AttentionLimits {
@@ -563,9 +563,7 @@ fn scratch(
     let max_rows = options.max_rows;
     let exact = usize::from(options.attention == Attention::Exact);
     let layers = &weights.layers;
-    let of = |pick: &dyn Fn(&crate::weights::LayerOnDevice) -> &Product| {
-        layers.iter().map(pick).collect::<Vec<_>>()
-    };
+    let of = |pick: &dyn Fn(&LayerOnDevice) -> &Product| layers.iter().map(pick).collect::<Vec<_>>();
     let longest =
         |products: &[&Product], rows: usize| products.iter().map(|p| p.output_len(rows)).max().unwrap_or(0);
     let f32s = |len: usize, what: &str| Buffer::<f32>::new(context, len, what);

@@ -114,7 +114,7 @@ impl Activations {
         let sizes = [
             (large, ld * k),
             (large, kb * ld * 4),
-            (large, kb * ld * 16),
+            (large, kb * ld * 32),
             (small, ld * k),
             (small, kb * ld * 32),
         ];

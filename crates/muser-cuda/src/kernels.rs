@@ -54,7 +54,7 @@ pub const FILES: [KernelFile; 7] = [
     KernelFile {
         name: "matmul_wide",
         source: include_str!("../kernels/matmul_wide.cu"),
-        kernels: &["wide_q4k", "wide_q5k", "wide_q6k"],
+        kernels: &["split_q4k", "split_q5k", "split_q6k", "wide_q4k", "wide_q5k", "wide_q6k"],
         only_for: Some(90),
     },
     KernelFile {
@@ -175,11 +175,17 @@ args! {
     /// `few_*`
     FewArgs {
         w_a: u64, w_b: u64, act: Act, part: u64, tiles_a: u32, tiles_b: u32, kb: u32, segments: u32, n: u32, n_all: u32,
-        first_row: u32, out_rows: u32,
+        first_row: u32, out_rows: u32, stages: u32, _padding: u32,
     }
-    /// `many_*`, `wide_*`
+    /// `many_*`
     ManyArgs {
         w: u64, act: Act, out: u64, row_tiles: u32, kb: u32, segments: u32, n: u32, first_row: u32, out_rows: u32,
+    }
+    /// `split_*`
+    SplitArgs { w: u64, digits: u64, row_tiles: u32, kb: u32 }
+    /// `wide_*`
+    WideArgs {
+        w: u64, act: Act, out: u64, row_tiles: u32, kb: u32, segments: u32, n: u32, first_row: u32, out_rows: u32, digits: u64,
     }
     /// `embed_rows`
     EmbedArgs {

@@ -3,23 +3,31 @@
 //! A [`Product`] is all that reads one activation buffer at one place of the model (q, k, gate and v; or gate and up): its
 //! outputs lie side by side in one row. Matrices whose tiles agree are stored as one part.
 
+use std::sync::Arc;
+
 use muser_backend::arith::{MatrixRole, Segments};
 use muser_gguf::GgmlType;
 
 use crate::CudaError;
-use crate::driver::{Function, Launch, Stream};
-use crate::kernels::{Act, FewArgs, ManyArgs, Tuning};
+use crate::driver::{Buffer, Context, Function, Launch, Stream};
+use crate::kernels::{Act, FewArgs, ManyArgs, SplitArgs, Tuning, WideArgs};
 
 /// Most rows that the few-row kernel takes in one launch.
 pub(crate) const FEW_ROWS: usize = 16;
 /// Up to here several launches of the few-row kernel beat one of the many-row kernel.
 pub(crate) const FEW_PASSES_ROWS: usize = 32;
-/// Ring slots of a warp of the few-row kernel.
-const FEW_STAGES: u32 = 3;
+/// Ring slots of a warp of the few-row kernel: at least, at most.
+const FEW_STAGES: [u32; 2] = [3, 6];
 const FEW_WARPS: u32 = 16;
-/// Tokens of a CTA and super-blocks in flight of the warpgroup kernel.
+/// Tokens and rows of a CTA of the warpgroup kernel, half super-blocks in flight, threads.
 const WIDE_TOKENS: u32 = 128;
-const WIDE_STAGES: u32 = 3;
+const WIDE_ROWS: u32 = 128;
+const WIDE_SLOTS: u32 = 3;
+const WIDE_THREADS: u32 = 384;
+/// Bytes of the two digits of 128 rows x 256 weights.
+const DIGIT_BYTES: usize = 65536;
+/// As many of these as the self-test needs before [`ProductKernels::reserve`] has seen the model.
+const SELF_TEST_IMAGES: usize = 16;
 
 /// Layout of a weight tile (16 rows x 256 of k), see `kernels/tiles.cuh`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -79,6 +87,15 @@ pub(crate) struct Part {
     pub(crate) first_row: u32,
 }
 
+impl Part {
+    /// Bytes that the warpgroup kernel's form of the weights takes.
+    fn digit_bytes(&self, k: usize) -> usize {
+        let blocks =
+            if self.tile.small_blocks() { 0 } else { self.row_tiles.div_ceil(WIDE_ROWS / 16) as usize };
+        blocks * (k / 256) * DIGIT_BYTES
+    }
+}
+
 /// Matrices that read the same activations.
 #[derive(Clone, Debug)]
 pub(crate) struct Product {
@@ -123,6 +140,22 @@ impl Product {
     }
 }
 
+/// Many-row kernels of Hopper by tile, and memory for the digits of one matrix; there is none for Q8_0.
+struct WideKernels {
+    split: [Function; 3],
+    multiply: [Function; 3],
+    digits: Buffer<u8>,
+}
+
+/// A launch of a few-row kernel.
+struct FewPlan {
+    function: Function,
+    warps: u32,
+    /// Ring slots of a warp.
+    stages: u32,
+    shared_bytes: u32,
+}
+
 /// Kernels of the products and the card's limits.
 pub(crate) struct ProductKernels {
     /// By tile: for 1, 8 and 16 rows.
@@ -130,8 +163,8 @@ pub(crate) struct ProductKernels {
     /// Q4_K rows followed by Q6_K rows.
     few_pair: [Function; 3],
     many: [Function; 4],
-    /// By tile, on Hopper; there is none for Q8_0.
-    wide: Option<[Function; 3]>,
+    /// On Hopper.
+    wide: Option<WideKernels>,
     multiprocessors: u32,
     shared_bytes: u32,
     tuning: Tuning,
@@ -139,10 +172,8 @@ pub(crate) struct ProductKernels {
 
 impl ProductKernels {
     pub(crate) fn new(
+        context: &Arc<Context>,
         find: &dyn Fn(&str) -> Result<Function, CudaError>,
-        multiprocessors: u32,
-        shared_bytes: u32,
-        tuning: Tuning,
     ) -> Result<Self, CudaError> {
         let three = |name: &str| -> Result<[Function; 3], CudaError> {
             Ok([
@@ -161,14 +192,35 @@ impl ProductKernels {
                 find(&format!("many_{c}"))?,
                 find(&format!("many_{d}"))?,
             ],
-            wide: find("wide_q4k")
-                .ok()
-                .map(|q4k| Ok([q4k, find("wide_q5k")?, find("wide_q6k")?]))
-                .transpose()?,
-            multiprocessors,
-            shared_bytes,
-            tuning,
+            wide: match find("wide_q4k") {
+                Err(_) => None,
+                Ok(q4k) => Some(WideKernels {
+                    split: [find("split_q4k")?, find("split_q5k")?, find("split_q6k")?],
+                    multiply: [q4k, find("wide_q5k")?, find("wide_q6k")?],
+                    digits: Buffer::new(context, SELF_TEST_IMAGES * DIGIT_BYTES, "weight digits")?,
+                }),
+            },
+            multiprocessors: context.multiprocessors,
+            shared_bytes: context.shared_bytes,
+            tuning: Tuning::of(context.arch),
         })
+    }
+
+    /// Makes room for what products of many rows keep beside the weights.
+    pub(crate) fn reserve<'a>(
+        &mut self,
+        context: &Arc<Context>,
+        products: impl Iterator<Item = &'a Product>,
+    ) -> Result<(), CudaError> {
+        let bytes =
+            products.flat_map(|p| p.parts.iter().map(|part| part.digit_bytes(p.k))).max().unwrap_or(0);
+        match &mut self.wide {
+            Some(wide) if wide.digits.len() < bytes => {
+                wide.digits = Buffer::new(context, bytes, "weight digits")?;
+            }
+            _ => {}
+        }
+        Ok(())
     }
 
     /// `act` as `product` wants it for `n` rows: without the formats that nobody reads, in the order that its kernel reads.
@@ -216,26 +268,13 @@ impl ProductKernels {
         out: u64,
         (first, rows, all): (usize, usize, usize),
     ) -> Result<(), CudaError> {
-        let width = if rows == 1 { 0 } else { usize::from(rows > 8) + 1 };
-        let function =
-            if pair.is_some() { self.few_pair[width] } else { self.few[part.tile as usize][width] };
         let segments = product.segments.count() as u32;
-        let slot = pair.map_or(part.tile, |p| p.tile).bytes().max(part.tile.bytes()) as u32;
-        let longest = product.longest_segment();
-        let n = rows as u32;
-        let columns = if rows > 8 { 16 } else { 8 };
-        let (sums, scales) = if part.tile.small_blocks() { (0, 32) } else { (16, 4) };
-        let activations = 256 + n * (longest * 256 + 64) + longest * n * sums + longest * columns * scales;
-        let warp_bytes = FEW_STAGES * slot;
-        let warps = (self.shared_bytes.saturating_sub(activations) / warp_bytes).min(FEW_WARPS);
-        if warps == 0 {
-            return Err(CudaError::Unsupported(format!(
-                "{rows} rows of {} inputs need {} bytes of shared memory, the card has {}",
-                product.k,
-                activations + warp_bytes,
-                self.shared_bytes
-            )));
-        }
+        let plan = self.few_plan(product, part, pair, rows).ok_or_else(|| {
+            CudaError::Unsupported(format!(
+                "{rows} rows of {} inputs do not fit the {} bytes of shared memory that the card has",
+                product.k, self.shared_bytes
+            ))
+        })?;
         let first64 = first as u64;
         let args = FewArgs {
             w_a: part.address,
@@ -253,17 +292,42 @@ impl ProductKernels {
             tiles_b: pair.map_or(0, |p| p.row_tiles),
             kb: (product.k / 256) as u32,
             segments,
-            n,
+            n: rows as u32,
             n_all: all as u32,
             first_row: part.first_row,
             out_rows: product.out_rows as u32,
+            stages: plan.stages,
+            _padding: 0,
         };
         let columns_of_ctas = (self.multiprocessors / segments).max(1);
         let shape = Launch {
-            shared_bytes: warps * warp_bytes + activations,
-            ..Launch::new((columns_of_ctas * segments, 1), warps * 32)
+            shared_bytes: plan.shared_bytes,
+            ..Launch::new((columns_of_ctas * segments, 1), plan.warps * 32)
         };
-        stream.launch(&function, shape, &args)
+        stream.launch(&plan.function, shape, &args)
+    }
+
+    /// How a launch of the few-row kernels uses shared memory; `None` if nothing fits.
+    fn few_plan(&self, product: &Product, part: &Part, pair: Option<&Part>, rows: usize) -> Option<FewPlan> {
+        let slot = pair.map_or(part.tile, |p| p.tile).bytes().max(part.tile.bytes()) as u32;
+        let longest = product.longest_segment();
+        let n = rows as u32;
+        let columns = if rows > 8 { 16 } else { 8 };
+        let (sums, scales) = if part.tile.small_blocks() { (0, 32) } else { (16, 4) };
+        let activations = 256 + n * (longest * 256 + 64) + longest * n * sums + longest * columns * scales;
+        let width = if rows == 1 { 0 } else { usize::from(rows > 8) + 1 };
+        let function =
+            if pair.is_some() { self.few_pair[width] } else { self.few[part.tile as usize][width] };
+        let [least, most] = FEW_STAGES;
+        let fit = self.shared_bytes.saturating_sub(activations) / (FEW_WARPS * slot);
+        let stages = fit.min(longest.saturating_sub(1)).clamp(least, most);
+        let warps = (self.shared_bytes.saturating_sub(activations) / (stages * slot)).min(FEW_WARPS);
+        (warps > 0).then_some(FewPlan {
+            function,
+            warps,
+            stages,
+            shared_bytes: activations + warps * stages * slot,
+        })
     }
 
     fn many(
@@ -275,6 +339,9 @@ impl ProductKernels {
         out: u64,
         n: usize,
     ) -> Result<(), CudaError> {
+        if let Some(wide) = self.wide.as_ref().filter(|_| !part.tile.small_blocks()) {
+            return self.wide(stream, wide, product, part, act, out, n);
+        }
         let Tuning { tokens, warp_row_tiles, stages, .. } = self.tuning;
         let row_tiles = 4 * warp_row_tiles;
         let scales = tokens * if part.tile.small_blocks() { 32 } else { 20 };
@@ -291,12 +358,6 @@ impl ProductKernels {
             first_row: part.first_row,
             out_rows: product.out_rows as u32,
         };
-        if let Some(wide) = self.wide.filter(|_| !part.tile.small_blocks()) {
-            let stage = (WIDE_TOKENS * (256 + 20) + 8 * part.tile.bytes() as u32).next_multiple_of(1024);
-            let grid = (n.div_ceil(WIDE_TOKENS as usize) as u32, part.row_tiles.div_ceil(8));
-            let shape = Launch { shared_bytes: WIDE_STAGES * stage + 1024, ..Launch::new(grid, 384) };
-            return stream.launch(&wide[part.tile as usize], shape, &args);
-        }
         let shape = Launch {
             shared_bytes: stages * stage + totals + 16,
             ..Launch::new(
@@ -305,6 +366,51 @@ impl ProductKernels {
             )
         };
         stream.launch(&self.many[part.tile as usize], shape, &args)
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "a launch has that many")]
+    fn wide(
+        &self,
+        stream: &Stream,
+        wide: &WideKernels,
+        product: &Product,
+        part: &Part,
+        act: Act,
+        out: u64,
+        n: usize,
+    ) -> Result<(), CudaError> {
+        let kb = (product.k / 256) as u32;
+        assert!(part.digit_bytes(product.k) <= wide.digits.len(), "`reserve` has seen every product");
+        let row_blocks = part.row_tiles.div_ceil(WIDE_ROWS / 16);
+        let split = SplitArgs { w: part.address, digits: wide.digits.at(0), row_tiles: part.row_tiles, kb };
+        let shape = Launch {
+            shared_bytes: DIGIT_BYTES as u32 + 8 * part.tile.bytes() as u32,
+            ..Launch::new((kb, row_blocks), 256)
+        };
+        stream.launch(&wide.split[part.tile as usize], shape, &split)?;
+        let args = WideArgs {
+            w: part.address,
+            act,
+            out,
+            row_tiles: part.row_tiles,
+            kb,
+            segments: product.segments.count() as u32,
+            n: n as u32,
+            first_row: part.first_row,
+            out_rows: product.out_rows as u32,
+            digits: wide.digits.at(0),
+        };
+        let slot = (WIDE_TOKENS + 2 * WIDE_ROWS) * 128;
+        let scales =
+            if part.tile == Tile::Q6K { WIDE_TOKENS * 4 + 8 * 32 } else { WIDE_TOKENS * 36 + 8 * 256 };
+        let totals = WIDE_TOKENS * WIDE_ROWS * 4;
+        let barriers = (WIDE_SLOTS + 2) * 16;
+        let jobs = (n as u32).div_ceil(WIDE_TOKENS) * row_blocks;
+        let shape = Launch {
+            shared_bytes: WIDE_SLOTS * slot + 2 * scales + totals + barriers,
+            ..Launch::new((jobs.min(self.multiprocessors), 1), WIDE_THREADS)
+        };
+        stream.launch(&wide.multiply[part.tile as usize], shape, &args)
     }
 }
 

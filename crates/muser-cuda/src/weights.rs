@@ -33,6 +33,12 @@ pub(crate) struct LayerOnDevice {
     pub(crate) post_ffw_norm: u64,
 }
 
+impl LayerOnDevice {
+    pub(crate) fn products(&self) -> [&Product; 4] {
+        [&self.attn_in, &self.attn_out, &self.ffn_in, &self.ffn_down]
+    }
+}
+
 /// All weights of a model.
 pub(crate) struct Weights {
     pub(crate) layers: Vec<LayerOnDevice>,
@@ -66,10 +72,8 @@ struct Job<'a> {
 impl Weights {
     /// Bytes of tiles that one decoded token reads.
     pub(crate) fn bytes_per_token(&self) -> usize {
-        let layer = |l: &LayerOnDevice| {
-            l.attn_in.bytes() + l.attn_out.bytes() + l.ffn_in.bytes() + l.ffn_down.bytes()
-        };
-        self.layers.iter().map(layer).sum::<usize>() + self.output.bytes()
+        let layers = self.layers.iter().flat_map(LayerOnDevice::products);
+        layers.map(Product::bytes).sum::<usize>() + self.output.bytes()
     }
 
     /// Copies and repacks; `repack[tile]` are the kernels.
