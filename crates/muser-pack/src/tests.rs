@@ -263,3 +263,55 @@ fn remembered_fingerprints_are_those_of_unchanged_files() {
     std::fs::write(&model, b"two").expect("write");
     assert_ne!(FileStamp::of(&[&model]).expect("a stamp"), stamp);
 }
+
+/// The table of what is met names every requirement once, and tests that exist.
+#[test]
+fn the_status_page_is_complete_and_names_tests_that_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let page = std::fs::read_to_string(root.join("docs/formats/kvpack-status.md")).expect("the page");
+    let groups = [
+        ("ID", 5),
+        ("FMT", 7),
+        ("INT", 5),
+        ("PUB", 7),
+        ("PFX", 6),
+        ("RST", 5),
+        ("HND", 12),
+        ("RPL", 5),
+        ("PRV", 4),
+        ("ENC", 6),
+        ("SEC", 4),
+        ("CDC", 3),
+        ("OBS", 3),
+        ("PERF", 7),
+    ];
+    let ids =
+        groups.iter().flat_map(|(group, count)| (1..=*count).map(move |number| format!("{group}-{number}")));
+    let mut sources = String::new();
+    let mut left: Vec<_> =
+        ["muser-pack", "muser-prefix", "muser/tests"].map(|name| root.join("crates").join(name)).into();
+    while let Some(path) = left.pop() {
+        if path.is_dir() {
+            left.extend(std::fs::read_dir(&path).expect("list").map(|entry| entry.expect("entry").path()));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            sources.push_str(&std::fs::read_to_string(&path).expect("a source file"));
+        }
+    }
+    for id in ids {
+        let start = format!("| {id} |");
+        let rows: Vec<_> = page.lines().filter(|line| line.starts_with(&start)).collect();
+        let [row] = rows[..] else { panic!("{id} has {} rows", rows.len()) };
+        let cells: Vec<_> = row.trim_matches('|').split('|').map(str::trim).collect();
+        let [_, _, tests, state] = cells[..] else { panic!("{row}") };
+        let known = ["met", "part", "not met"].iter().any(|known| state.starts_with(known));
+        assert!(known, "{row}");
+        let tests: Vec<_> =
+            tests.split(',').map(|test| test.trim().trim_matches('`')).filter(|t| !t.is_empty()).collect();
+        assert!(!tests.is_empty() || !state.starts_with("met"), "{id} is met without a test");
+        for test in tests {
+            let exists = sources.contains(&format!("fn {test}("))
+                || root.join(format!("crates/muser-pack/examples/{test}.rs")).exists();
+            assert!(exists, "{id} names {test}, which does not exist");
+        }
+    }
+}

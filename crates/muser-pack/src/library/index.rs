@@ -106,6 +106,11 @@ impl Index {
         self.segments.get(&id).is_some_and(|held| !held.bad)
     }
 
+    /// Does anybody here need it, good or bad?
+    pub(super) fn needs_segment(&self, id: SegmentId) -> bool {
+        self.segments.contains_key(&id)
+    }
+
     /// A segment turned out to be bad or gone: no lookup finds it until it is stored again.
     pub(super) fn set_bad(&mut self, id: SegmentId) {
         if let Some(held) = self.segments.get_mut(&id) {
@@ -212,7 +217,10 @@ impl Index {
         self.tick += 1;
         let used = self.tick;
         for (_, _, segment) in manifest.segments() {
-            self.segments.entry(segment).or_default().refs += 1;
+            let held = self.segments.entry(segment).or_default();
+            held.refs += 1;
+            // Whoever published it has just stored or read it.
+            held.bad = false;
         }
         let whole = manifest.cut() / BLOCK_LEN;
         for block in &manifest.blocks[..whole] {

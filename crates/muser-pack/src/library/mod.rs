@@ -22,7 +22,7 @@ use crate::identity::Digest;
 use crate::keys::{KeyRing, TenantKeys};
 use crate::manifest::{ChainKey, Manifest, chain, chain_root};
 use crate::object::{Kind, OpenedObject};
-use crate::store::{Activity, PackStore};
+use crate::store::{Activity, CatalogStore, PackStore};
 use crate::{Counters, Identity, ObjectName, PackError, PackId, Refusal, SegmentId};
 
 use catalog::{Changes, Entry, View};
@@ -412,6 +412,27 @@ impl Shared {
         OpenedObject::open(keys, self.options.encrypt, name, file)
     }
 
+    /// Deletes segments that this process does not need any more, unless another one has published a pack with them
+    /// meanwhile.
+    fn delete_unused(&self, mut ids: Vec<SegmentId>) {
+        let mut delete = || {
+            let mut view = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut locked = self.store.catalog().map(CatalogStore::lock).transpose()?;
+            if let Some(locked) = &mut locked {
+                self.refresh_locked(&mut view, &mut **locked)?;
+            }
+            {
+                let index = self.index();
+                ids.retain(|id| !index.needs_segment(*id));
+            }
+            self.delete_segments(&ids);
+            Ok(())
+        };
+        if let Err(error) = delete() {
+            self.counters.failed(error);
+        }
+    }
+
     /// Deletes segments that nobody needs. A failure leaves garbage, which `gc` finds.
     fn delete_segments(&self, ids: &[SegmentId]) {
         for id in ids {
@@ -452,7 +473,9 @@ impl Drop for Lease {
             }
         }
         drop(index);
-        self.shared.delete_segments(&unused);
+        if !unused.is_empty() {
+            self.shared.delete_unused(unused);
+        }
     }
 }
 

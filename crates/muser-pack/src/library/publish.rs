@@ -78,6 +78,15 @@ impl Library {
             add(&self.shared.counters.shared_segments, 1);
         }
         drop(index);
+        // A pack that cannot fit must not drive out all others first.
+        let missing = full.iter().filter(|id| id.is_none()).count() as u64;
+        let needed_bytes = missing * scope.block_bytes(KvGroup::Full) as u64;
+        if let Some(budget) = self.shared.store.usage()?.budget_bytes
+            && needed_bytes > budget
+        {
+            let detail = format!("the pack alone is larger than the budget of {budget}");
+            return Err(self.shared.counters.failed(PackError::Full { needed_bytes, detail }));
+        }
         Ok(Publication {
             shared: Arc::clone(&self.shared),
             scope: scope.clone(),

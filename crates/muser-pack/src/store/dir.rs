@@ -150,9 +150,11 @@ impl PackStore for DirStore {
             self.unsynced(folder.parent().unwrap_or(&self.dir));
         }
         let number = self.next_partial.fetch_add(1, Ordering::Relaxed);
-        // Two stores in one process have the same process id: their addresses differ.
+        // Several stores of one process, and processes with equal numbers in containers, meet in one folder.
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos());
         let own = std::ptr::from_ref(self).addr();
-        let partial = self.dir.join("partial").join(format!("{}-{own:x}-{number}", std::process::id()));
+        let partial = format!("{}-{own:x}-{number}-{now}", std::process::id());
+        let partial = self.dir.join("partial").join(partial);
         let outcome =
             self.write_partial(&partial, parts, bytes).and_then(|()| match fs::hard_link(&partial, &path) {
                 Ok(()) => Ok(Put::Stored),
@@ -254,13 +256,11 @@ impl PackStore for DirStore {
     }
 
     fn flush(&self) -> Result<(), PackError> {
-        let dirs = std::mem::take(&mut *self.unsynced.lock().unwrap_or_else(PoisonError::into_inner));
-        for dir in &dirs {
-            if let Err(error) = sync_dir(dir) {
-                // All of them again next time.
-                self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).extend(dirs.clone());
-                return Err(error);
-            }
+        // Held throughout: who comes second must not return before the folders of his objects are synced.
+        let mut dirs = self.unsynced.lock().unwrap_or_else(PoisonError::into_inner);
+        while let Some(dir) = dirs.first() {
+            sync_dir(dir)?;
+            dirs.pop_first();
         }
         Ok(())
     }

@@ -49,6 +49,39 @@ fn a_store_full_of_pins_does_not_take_more() {
 }
 
 #[test]
+fn a_pack_that_cannot_fit_drives_nobody_out() {
+    let keys = keys();
+    let store = MemoryStore::with_budget(segment_bytes(4) + 20_000);
+    let library = library(&store, &keys);
+    let scope = library.scope(identity(), "");
+    let units = prompt(512, 0, 1);
+    publish(&library, &scope, &units).expect("published");
+    let full = publish(&library, &scope, &prompt(16 * BLOCK_LEN, 0, 2)).expect_err("full");
+    assert_eq!(full.counter_name(), "full");
+    assert!(library.longest(&scope, &units, 512, true).is_some(), "still there");
+}
+
+/// What one process gives up may have become part of another one's pack.
+#[test]
+fn an_abandoned_publication_takes_nothing_from_others() {
+    let root = tempfile::tempdir().expect("a folder");
+    let keys = keys();
+    let open = || crate::testing::open(Arc::new(DirStore::open(root.path(), None).expect("open")), &keys);
+    let (a, b) = (open(), open());
+    let scope = a.scope(identity(), "");
+    let units = prompt(600, 0, 1);
+    let mut abandoned = a.begin_publish(&scope, &units).expect("begun");
+    for wanted in abandoned.wanted() {
+        let rows = crate::testing::rows(&scope, &units, wanted.group, wanted.index);
+        abandoned.put(wanted.group, wanted.index, &rows).expect("put");
+    }
+    publish(&b, &scope, &units).expect("published with the same segments");
+    drop(abandoned);
+    let plan = b.longest(&scope, &units, 600, false).expect("found");
+    restore(&b, &scope, &units, &plan).expect("whole");
+}
+
+#[test]
 fn a_plan_keeps_its_segments_until_it_is_dropped() {
     let (store, keys) = (MemoryStore::new(), keys());
     let library = library(&store, &keys);
