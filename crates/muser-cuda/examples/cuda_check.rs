@@ -4,12 +4,15 @@
 //! cuda_check probe
 //! cuda_check selftest
 //! cuda_check exact MODEL [SEEDS]        row invariance, import, random schedules (E1, E2, E3)
+//! cuda_check types                      models of every weight type with exact attention against the CPU backend
+//! cuda_check memory MODEL               asks for more memory than the card has; everything goes on afterwards
 //! cuda_check agree MODEL [POSITIONS]    logits against the scalar reference executor
 //! cuda_check synth FILE                 full-size synthetic Q4_K_M file
 //! cuda_check greedy MODEL [TOKENS]      greedy ids of ten prompts against the CPU backend, with either attention
 //! cuda_check same MODEL [POSITIONS]     exact attention against the CPU backend: logits and KV bytes of random ids
 //! cuda_check speed MODEL NAME COMMIT DATE  decode and prefill against a plain read of device memory, as a receipt
 //! cuda_check quick MODEL                a few of these figures in seconds, to compare variants
+//! cuda_check options MODEL              what exact attention costs, and what leaving the logits on the card saves
 //! cuda_check step MODEL SEQS ROWS DEPTH two steps of SEQS sequences of ROWS rows, kernel by kernel, for a profiler
 //! ```
 #![expect(clippy::print_stdout, reason = "the result is printed")]
@@ -24,7 +27,7 @@ use muser_backend::{
 };
 use muser_cpu::{CpuExecutor, CpuOptions};
 use muser_cuda::{Attention, CudaExecutor, CudaOptions, device, selftest};
-use muser_gguf::GgmlType;
+use muser_gguf::{GgmlType, GgufFile};
 use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
 use muser_model::synth::{self, Mix, Preset, SynthOptions};
 use muser_model::{Geometry, Model};
@@ -32,6 +35,9 @@ use muser_text::{Specials, Tokenizer};
 use serde_json::{Value, json};
 
 type Outcome = Result<Value, Box<dyn std::error::Error>>;
+
+/// Wants of most rows here.
+const LOGITS: RowWants = RowWants { logits: true, features: false, hidden: false, argmax: false };
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -51,6 +57,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         (Some("probe"), _) => probe()?,
         (Some("selftest"), _) => json!({ "values_compared": selftest::run(0)?.compared, "differing": 0 }),
         (Some("exact"), Some(model)) => exact(&Model::load(model)?, number(2, 2)?)?,
+        (Some("options"), Some(model)) => options(&Model::load(model)?)?,
+        (Some("types"), _) => types()?,
+        (Some("memory"), Some(model)) => memory(&Model::load(model)?)?,
         (Some("agree"), Some(model)) => agree(&Model::load(model)?, number(2, 200)?)?,
         (Some("synth"), Some(file)) => make(file)?,
         (Some("greedy"), Some(model)) => greedy(&Model::load(model)?, number(2, 64)?)?,
@@ -202,7 +211,7 @@ fn speed(model: &Model) -> Outcome {
             if rows > 1 && depth > 8192 {
                 continue;
             }
-            let times = decode_ms(&mut executor, g, depth, rows)?;
+            let times = decode_ms(&mut executor, g, depth, rows, LOGITS)?;
             let ms = median(&times);
             let rate = weight_bytes as f64 / (ms * 1e-3);
             tests.push(json!({
@@ -237,7 +246,7 @@ fn quick(model: &Model) -> Outcome {
     let mut tests = Vec::new();
     let deepest = 131_008.min(g.context - 64);
     for (depth, rows) in [(0, 1), (0, 4), (0, 8), (0, 16), (8192, 1), (deepest, 1)] {
-        let ms = median(&decode_ms(&mut executor, g, depth.min(deepest), rows)?);
+        let ms = median(&decode_ms(&mut executor, g, depth.min(deepest), rows, LOGITS)?);
         tests.push(format!("decode {rows} at {depth}: {ms:.3} ms, {:.1} tok/s", rows as f64 * 1e3 / ms));
     }
     for (depth, count) in [(0, 2048), (30_720, 2048)] {
@@ -250,6 +259,38 @@ fn quick(model: &Model) -> Outcome {
         }
     }
     Ok(json!(tests))
+}
+
+fn options(model: &Model) -> Outcome {
+    let g = &model.geometry;
+    let deepest = if g.context > 100_000 { 131_072 - 64 } else { g.context - 64 };
+    let largest = RowWants { logits: false, argmax: true, ..LOGITS };
+    let mut tests = Vec::new();
+    for (name, attention) in [("fast", Attention::Fast), ("exact", Attention::Exact)] {
+        let start = Instant::now();
+        let mut executor = CudaExecutor::new(model, CudaOptions { attention, ..CudaOptions::default() })?;
+        let load_seconds = start.elapsed().as_secs_f64();
+        for (depth, rows) in [(0, 1), (0, 16), (8192, 1), (8192, 16), (deepest, 1)] {
+            if depth > deepest {
+                continue;
+            }
+            let logits_ms = median(&decode_ms(&mut executor, g, depth, rows, LOGITS)?);
+            let argmax_ms = median(&decode_ms(&mut executor, g, depth, rows, largest)?);
+            tests.push(json!({
+                "test": format!("decode, {name} attention, {rows} sequence(s) at depth {depth}"),
+                "median_ms": logits_ms, "median_ms_largest_alone": argmax_ms, "load_seconds": load_seconds,
+            }));
+        }
+        for depth in [0usize, 30_720] {
+            if depth + 2048 <= deepest {
+                let ms = median(&prefill_ms(&mut executor, g, depth, 2048)?);
+                tests.push(json!({
+                    "test": format!("prefill of 2048 tokens, {name} attention, at depth {depth}"), "median_ms": ms,
+                }));
+            }
+        }
+    }
+    Ok(json!({ "tests": tests }))
 }
 
 fn median(times: &[f64]) -> f64 {
@@ -295,6 +336,60 @@ fn greedy(model: &Model, tokens: usize) -> Outcome {
         report.insert(name.to_owned(), result);
     }
     Ok(json!({ "prompts": topics.len(), "tokens": tokens, "attention": report }))
+}
+
+/// A random model of each type that the CPU backend runs, with embedding table and output of that type: logits of prefill and
+/// of single tokens, bit by bit.
+fn types() -> Outcome {
+    let g = Geometry {
+        hidden: 512,
+        ffn: 768,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 128,
+        sliding: vec![true, false],
+        ..Preset::Tiny.geometry()
+    };
+    let mut equal = Vec::new();
+    for ty in GgmlType::all().filter(|ty| ty.is_decodable() && *ty != GgmlType::Q8_K) {
+        let file = GgufFile::from_bytes(synth::tiny(&g, ty, 1)?)?;
+        let model = Model::from_gguf(Arc::new(file))?;
+        let mut cpu = CpuExecutor::new(model.clone(), CpuOptions::default())?;
+        let options = CudaOptions { max_rows: 128, attention: Attention::Exact, ..CudaOptions::default() };
+        let mut cuda = CudaExecutor::new(&model, options)?;
+        let ids: Vec<u32> = (0..40u32).map(|i| (i * 97 + 11) % g.vocab as u32).collect();
+        let (a, b) = (continuation(&mut cpu, &g, &ids, 4)?, continuation(&mut cuda, &g, &ids, 4)?);
+        if a.bits != b.bits {
+            return Err(format!("{}: ids {:?}, expected {:?}, or other bits", ty.name(), b.ids, a.ids).into());
+        }
+        equal.push(ty.name());
+    }
+    Ok(json!({ "equal_logits_and_kv_bytes": equal }))
+}
+
+/// What the card says when its memory is spent, and that the executor works afterwards.
+fn memory(model: &Model) -> Outcome {
+    let g = &model.geometry;
+    let mut executor = CudaExecutor::new(model, CudaOptions { max_rows: 512, ..CudaOptions::default() })?;
+    let ids: Vec<u32> = (0..20).collect();
+    let before = continuation(&mut executor, g, &ids, 8)?;
+    let blocks = (1usize << 38) / executor.info().full_block_bytes.max(1);
+    let refused = match executor.allocate_kv(KvCapacity { full: blocks as u32, sliding: 4 }) {
+        Ok(()) => return Err("a quarter of a terabyte was allocated".into()),
+        Err(error) => error.to_string(),
+    };
+    // Without blocks a step must be refused, not crash.
+    let mut batch = StepBatch::default();
+    push(&mut batch, g, (&[BlockId(0)], 0, 1), 0, &[1], LOGITS);
+    let step = match executor.step(&batch, &mut StepOutput::default()) {
+        Ok(()) => return Err("a step without blocks went through".into()),
+        Err(error) => error.to_string(),
+    };
+    let after = continuation(&mut executor, g, &ids, 8)?;
+    if before.bits != after.bits {
+        return Err("other bits after the failure".into());
+    }
+    Ok(json!({ "refused": refused, "step_without_blocks": step, "same_bits_afterwards": true }))
 }
 
 /// Random ids through both backends, in chunks and one by one: logits of every position and every stored byte.
@@ -371,7 +466,7 @@ fn continuation(
     let (mut ids, mut done) = (prompt.to_vec(), 0);
     while ids.len() < prompt.len() + tokens {
         batch.clear();
-        push(&mut batch, g, (&table, 0, blocks as usize), done, &ids[done..], false);
+        push(&mut batch, g, (&table, 0, blocks as usize), done, &ids[done..], LOGITS);
         executor.step(&batch, &mut out)?;
         done = ids.len();
         out.logits.iter().for_each(|v| {
@@ -395,7 +490,7 @@ fn step(model: &Model, sequences: usize, rows: usize, depth: usize) -> Outcome {
         batch.clear();
         for (s, full) in tables.iter().enumerate() {
             let ids: Vec<u32> = (0..rows).map(|_| random.below(g.vocab) as u32).collect();
-            push(&mut batch, g, (full, s, ring), depth, &ids, false);
+            push(&mut batch, g, (full, s, ring), depth, &ids, LOGITS);
         }
         let start = Instant::now();
         executor.step(&batch, &mut out)?;
@@ -442,7 +537,7 @@ fn push(
     (full, sequence, ring): (&[BlockId], usize, usize),
     pos: usize,
     ids: &[u32],
-    all_logits: bool,
+    of_last: RowWants,
 ) {
     let first = g.first_visible(pos) / BLOCK_LEN;
     let end = (pos + ids.len()).div_ceil(BLOCK_LEN);
@@ -450,7 +545,7 @@ fn push(
         (first..end.max(first + 1)).map(|b| BlockId((sequence * ring + b % ring) as u32)).collect();
     batch.push_seq(pos as u32, full, first as u32, &sliding);
     for (i, &id) in ids.iter().enumerate() {
-        let wants = RowWants { logits: all_logits || i + 1 == ids.len(), ..RowWants::default() };
+        let wants = if i + 1 == ids.len() { of_last } else { RowWants::default() };
         batch.push_row(Row { input: RowInput::Token(id), wants });
     }
 }
@@ -461,6 +556,7 @@ fn decode_ms(
     g: &Geometry,
     depth: usize,
     rows: usize,
+    wants: RowWants,
 ) -> Result<Vec<f64>, ExecError> {
     let (tables, ring) = (fill(executor, g, depth + 64, rows)?, ring_len(executor, g));
     let (mut batch, mut out, mut random) = (StepBatch::default(), StepOutput::default(), Random::new(9));
@@ -468,7 +564,7 @@ fn decode_ms(
     for step in 0..40 {
         batch.clear();
         for (s, full) in tables.iter().enumerate() {
-            push(&mut batch, g, (full, s, ring), depth + step, &[random.below(g.vocab) as u32], true);
+            push(&mut batch, g, (full, s, ring), depth + step, &[random.below(g.vocab) as u32], wants);
         }
         let start = Instant::now();
         executor.step(&batch, &mut out)?;
@@ -496,7 +592,7 @@ fn prefill_ms(
             let n = chunk.min(count - done);
             let ids: Vec<u32> = (0..n).map(|_| random.below(g.vocab) as u32).collect();
             batch.clear();
-            push(&mut batch, g, (&tables[0], 0, ring), depth + done, &ids, false);
+            push(&mut batch, g, (&tables[0], 0, ring), depth + done, &ids, LOGITS);
             executor.step(&batch, &mut out)?;
             done += n;
         }

@@ -20,13 +20,15 @@ using u64 = unsigned long long;
 //                         tiled: 32 bytes: sums of 16 values as f16 (at most 2,032: exact)
 //   q32  [ld][k]          int8, one scale per 32, permuted alike
 //   d32  [k / 256][ld][8] f32 scale
-// q or q32 is null when no matrix that reads this buffer wants that format.
+//   f    [ld][k]          the values themselves, for float weights
+// q, q32 or f is null when no matrix that reads this buffer wants that format.
 struct Act {
   i8* q;
   float* d;
   u8* sums;
   i8* q32;
   float* d32;
+  float* f;
   u32 k;
   u32 ld;
   u32 tiled;
@@ -266,6 +268,11 @@ DEVICE void quantise_block(const float (&x)[8], int col, int kb, int lane, const
   for (int i = 0; i < 8; i++) {
     m8 = fmaxf(m8, fabsf(x[i]));
     finite = finite && fabsf(x[i]) <= 3.402823466e38f;
+  }
+  if (a.f) {
+    float* f = a.f + (u64)col * a.k + kb * 256 + lane * 8;
+    *(float4*)f = make_float4(x[0], x[1], x[2], x[3]);
+    *(float4*)(f + 4) = make_float4(x[4], x[5], x[6], x[7]);
   }
   const float nan = __int_as_float(0x7FC00000);
   float m32 = fmaxf(m8, __shfl_xor_sync(~0u, m8, 1));

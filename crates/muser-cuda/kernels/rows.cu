@@ -4,42 +4,7 @@
 // One warp owns one super-block of 256 values (8 per lane) or one head of 128 (4 per lane). Every operation and the order of
 // every sum is that of `muser_backend::arith` and of the CPU's kernels: 8 values by fma in order, then a butterfly over
 // lanes, then a butterfly over super-blocks.
-#include "common.cuh"
-
-// ggml type numbers of the embedding table
-enum { F32 = 0, F16 = 1, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14, BF16 = 30 };
-
-DEVICE u16 ld16(const u8* p) { return (u16)(p[0] | p[1] << 8); }
-
-// Value i of a row, rounded like the scalar definition: (d * sc) * q - (dmin * mn), each operation once.
-DEVICE float dequantise(const u8* row, int type, int i) {
-  switch (type) {
-    case F32: return *(const float*)(row + 4 * (u64)i);
-    case F16: return half_to_float(*(const u16*)(row + 2 * (u64)i));
-    case BF16: return __uint_as_float((u32) * (const u16*)(row + 2 * (u64)i) << 16);
-    case Q8_0: {
-      const u8* b = row + (i >> 5) * 34;
-      return __fmul_rn(half_to_float(ld16(b)), (float)(i8)b[2 + (i & 31)]);
-    }
-    case Q6_K: {
-      const u8* b = row + (i >> 8) * 210;
-      const int k = i & 255, n = k >> 7, r = k & 127;
-      const int lo = b[64 * n + (r & 63)] >> (r >= 64 ? 4 : 0) & 15, hi = b[128 + 32 * n + (r & 31)] >> (2 * (r >> 5)) & 3;
-      return __fmul_rn(__fmul_rn(half_to_float(ld16(b + 208)), (float)(i8)b[192 + (k >> 4)]), (float)((lo | hi << 4) - 32));
-    }
-    default: {
-      const bool five = type == Q5_K;
-      const u8* b = row + (i >> 8) * (five ? 176 : 144);
-      const int k = i & 255;
-      u32 sc, mn;
-      scale_min(b + 4, k >> 5, sc, mn);
-      int q = b[(five ? 48 : 16) + 32 * (k >> 6) + (k & 31)] >> ((k >> 5) & 1 ? 4 : 0) & 15;
-      if (five) q |= (b[16 + (k & 31)] >> (k >> 5) & 1) << 4;
-      return __fsub_rn(__fmul_rn(__fmul_rn(half_to_float(ld16(b)), (float)sc), (float)q),
-                       __fmul_rn(half_to_float(ld16(b + 2)), (float)mn));
-    }
-  }
-}
+#include "blocks.cuh"
 
 DEVICE float warp_sum(float s) {
 #pragma unroll

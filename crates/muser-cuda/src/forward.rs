@@ -111,12 +111,14 @@ impl Activations {
         let kb = k / 256;
         let large = readers.iter().any(|p| p.wants_super_blocks());
         let small = readers.iter().any(|p| p.wants_small_blocks());
+        let floats = readers.iter().any(|p| p.wants_floats());
         let sizes = [
             (large, ld * k),
             (large, kb * ld * 4),
             (large, kb * ld * 32),
             (small, ld * k),
             (small, kb * ld * 32),
+            (floats, ld * k * 4),
         ];
         let total = sizes.iter().map(|(on, bytes)| if *on { bytes.next_multiple_of(256) } else { 0 }).sum();
         let memory = Buffer::<u8>::zeroed(context, total, "activations")?;
@@ -129,8 +131,11 @@ impl Activations {
             at += bytes.next_multiple_of(256);
             address
         };
-        let [q, d, sums, q32, d32] = sizes.map(&mut place);
-        Ok(Self { act: Act { q, d, sums, q32, d32, k: k as u32, ld: ld as u32, ..Act::default() }, memory })
+        let [q, d, sums, q32, d32, f] = sizes.map(&mut place);
+        Ok(Self {
+            act: Act { q, d, sums, q32, d32, f, k: k as u32, ld: ld as u32, ..Act::default() },
+            memory,
+        })
     }
 
     /// Copies bytes from a device address inside this buffer.

@@ -16,13 +16,14 @@ pub struct KernelFile {
 }
 
 /// Headers that the files include.
-pub const HEADERS: [(&str, &str); 2] = [
+pub const HEADERS: [(&str, &str); 3] = [
+    ("blocks.cuh", include_str!("../kernels/blocks.cuh")),
     ("common.cuh", include_str!("../kernels/common.cuh")),
     ("tiles.cuh", include_str!("../kernels/tiles.cuh")),
 ];
 
 /// All kernel files.
-pub const FILES: [KernelFile; 7] = [
+pub const FILES: [KernelFile; 8] = [
     KernelFile {
         name: "matmul_few",
         source: include_str!("../kernels/matmul_few.cu"),
@@ -56,6 +57,12 @@ pub const FILES: [KernelFile; 7] = [
         source: include_str!("../kernels/matmul_wide.cu"),
         kernels: &["split_q4k", "split_q5k", "split_q6k", "wide_q4k", "wide_q5k", "wide_q6k"],
         only_for: Some(90),
+    },
+    KernelFile {
+        name: "matmul_any",
+        source: include_str!("../kernels/matmul_any.cu"),
+        kernels: &["any_super_1", "any_super_8", "any_small_1", "any_small_8", "any_float_1", "any_float_8"],
+        only_for: None,
     },
     KernelFile {
         name: "attention",
@@ -171,7 +178,7 @@ macro_rules! args {
 
 args! {
     /// Quantised activations.
-    Act { q: u64, d: u64, sums: u64, q32: u64, d32: u64, k: u32, ld: u32, tiled: u32, _padding: u32 }
+    Act { q: u64, d: u64, sums: u64, q32: u64, d32: u64, f: u64, k: u32, ld: u32, tiled: u32, _padding: u32 }
     /// `few_*`
     FewArgs {
         w_a: u64, w_b: u64, act: Act, part: u64, tiles_a: u32, tiles_b: u32, kb: u32, segments: u32, n: u32, n_all: u32,
@@ -186,6 +193,11 @@ args! {
     /// `wide_*`
     WideArgs {
         w: u64, act: Act, out: u64, row_tiles: u32, kb: u32, segments: u32, n: u32, first_row: u32, out_rows: u32, digits: u64,
+    }
+    /// `any_*`
+    AnyArgs {
+        w: u64, act: Act, out: u64, row_bytes: u64, type_id: u32, rows: u32, padded_rows: u32, kb: u32, segments: u32,
+        out_segments: u32, first_row: u32, out_rows: u32, first: u32, n: u32, n_all: u32, scale: f32,
     }
     /// `embed_rows`
     EmbedArgs {

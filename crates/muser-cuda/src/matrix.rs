@@ -10,7 +10,7 @@ use muser_gguf::GgmlType;
 
 use crate::CudaError;
 use crate::driver::{Buffer, Context, Function, Launch, Stream};
-use crate::kernels::{Act, FewArgs, ManyArgs, SplitArgs, Tuning, WideArgs};
+use crate::kernels::{Act, AnyArgs, FewArgs, ManyArgs, SplitArgs, Tuning, WideArgs};
 
 /// Most rows that the few-row kernel takes in one launch.
 pub(crate) const FEW_ROWS: usize = 16;
@@ -96,10 +96,61 @@ impl Part {
     }
 }
 
+/// How a type without a tile multiplies, see `kernels/matmul_any.cu`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AnyKind {
+    /// One activation scale per 256 values.
+    Super,
+    /// One per 32 values.
+    Small,
+    /// Activations in f32.
+    Float,
+}
+
+impl AnyKind {
+    /// `None` for types that cannot be multiplied with.
+    pub(crate) fn of(ty: GgmlType) -> Option<Self> {
+        Some(match ty {
+            GgmlType::F32 | GgmlType::F16 | GgmlType::BF16 => Self::Float,
+            GgmlType::Q2_K
+            | GgmlType::Q3_K
+            | GgmlType::Q4_K
+            | GgmlType::Q5_K
+            | GgmlType::Q6_K
+            | GgmlType::IQ4_XS => Self::Super,
+            GgmlType::Q4_0
+            | GgmlType::Q4_1
+            | GgmlType::Q5_0
+            | GgmlType::Q5_1
+            | GgmlType::Q8_0
+            | GgmlType::IQ4_NL
+            | GgmlType::MXFP4
+            | GgmlType::NVFP4 => Self::Small,
+            _ => return None,
+        })
+    }
+}
+
+/// A matrix in the file's own format: types without a tile, and matrices with a factor.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RawPart {
+    pub(crate) ty: GgmlType,
+    pub(crate) kind: AnyKind,
+    /// Device address of the first row.
+    pub(crate) address: u64,
+    pub(crate) rows: u32,
+    pub(crate) row_bytes: usize,
+    /// Place of its first row in the product's output row.
+    pub(crate) first_row: u32,
+    /// Factor on the product.
+    pub(crate) scale: f32,
+}
+
 /// Matrices that read the same activations.
 #[derive(Clone, Debug)]
 pub(crate) struct Product {
     pub(crate) parts: Vec<Part>,
+    pub(crate) raw: Vec<RawPart>,
     pub(crate) k: usize,
     pub(crate) segments: Segments,
     /// Length of an output row (rows of all parts, whole tiles).
@@ -108,20 +159,35 @@ pub(crate) struct Product {
 
 impl Product {
     pub(crate) fn new(role: MatrixRole, k: usize) -> Self {
-        Self { parts: Vec::new(), k, segments: Segments::of(role, k), out_rows: 0 }
+        Self { parts: Vec::new(), raw: Vec::new(), k, segments: Segments::of(role, k), out_rows: 0 }
     }
 
     /// Weight bytes that one pass reads.
     pub(crate) fn bytes(&self) -> usize {
-        self.parts.iter().map(|p| p.row_tiles as usize * (self.k / 256) * p.tile.bytes()).sum()
+        let tiles = self.parts.iter().map(|p| p.row_tiles as usize * (self.k / 256) * p.tile.bytes());
+        tiles.chain(self.raw.iter().map(|p| p.rows as usize * p.row_bytes)).sum()
     }
 
     pub(crate) fn wants_small_blocks(&self) -> bool {
-        self.parts.iter().any(|p| p.tile.small_blocks())
+        self.parts.iter().any(|p| p.tile.small_blocks()) || self.has_raw(AnyKind::Small)
     }
 
     pub(crate) fn wants_super_blocks(&self) -> bool {
-        self.parts.iter().any(|p| !p.tile.small_blocks())
+        self.parts.iter().any(|p| !p.tile.small_blocks()) || self.has_raw(AnyKind::Super)
+    }
+
+    pub(crate) fn wants_floats(&self) -> bool {
+        self.has_raw(AnyKind::Float)
+    }
+
+    /// Where each matrix or run of tiles begins.
+    pub(crate) fn addresses(&mut self) -> impl Iterator<Item = &mut u64> {
+        let tiles = self.parts.iter_mut().map(|p| &mut p.address);
+        tiles.chain(self.raw.iter_mut().map(|p| &mut p.address))
+    }
+
+    fn has_raw(&self, kind: AnyKind) -> bool {
+        self.raw.iter().any(|p| p.kind == kind)
     }
 
     /// Segments that the output of a product of `n` rows still has to be summed over.
@@ -163,6 +229,8 @@ pub(crate) struct ProductKernels {
     /// Q4_K rows followed by Q6_K rows.
     few_pair: [Function; 3],
     many: [Function; 4],
+    /// By kind, for 1 and 8 rows.
+    any: [[Function; 2]; 3],
     /// On Hopper.
     wide: Option<WideKernels>,
     multiprocessors: u32,
@@ -191,6 +259,11 @@ impl ProductKernels {
                 find(&format!("many_{b}"))?,
                 find(&format!("many_{c}"))?,
                 find(&format!("many_{d}"))?,
+            ],
+            any: [
+                [find("any_super_1")?, find("any_super_8")?],
+                [find("any_small_1")?, find("any_small_8")?],
+                [find("any_float_1")?, find("any_float_8")?],
             ],
             wide: match find("wide_q4k") {
                 Err(_) => None,
@@ -228,7 +301,9 @@ impl ProductKernels {
         Act {
             q: if product.wants_super_blocks() { act.q } else { 0 },
             q32: if product.wants_small_blocks() { act.q32 } else { 0 },
-            tiled: u32::from(self.wide.is_some() && n > FEW_PASSES_ROWS),
+            f: if product.wants_floats() { act.f } else { 0 },
+            // Matrices without a tile read codes in the plain order.
+            tiled: u32::from(self.wide.is_some() && n > FEW_PASSES_ROWS && !product.has_raw(AnyKind::Super)),
             ..act
         }
     }
@@ -242,6 +317,7 @@ impl ProductKernels {
         out: u64,
         n: usize,
     ) -> Result<(), CudaError> {
+        product.raw.iter().try_for_each(|part| self.any(stream, product, part, act, out, n))?;
         if n > FEW_PASSES_ROWS {
             return product.parts.iter().try_for_each(|part| self.many(stream, product, part, act, out, n));
         }
@@ -250,13 +326,53 @@ impl ProductKernels {
             let rows = (n - first).min(FEW_ROWS);
             let mut parts = product.parts.as_slice();
             while let [part, rest @ ..] = parts {
-                let pair = rest.first().filter(|next| part.tile == Tile::Q4K && next.tile == Tile::Q6K);
+                // One kernel for both if the second's rows follow the first's.
+                let end = part.first_row + part.row_tiles * 16;
+                let pair = rest
+                    .first()
+                    .filter(|next| part.tile == Tile::Q4K && next.tile == Tile::Q6K && next.first_row == end);
                 self.few(stream, product, (part, pair), act, out, (first, rows, n))?;
                 parts = if pair.is_some() { &rest[1..] } else { rest };
             }
             first += rows;
         }
         Ok(())
+    }
+
+    fn any(
+        &self,
+        stream: &Stream,
+        product: &Product,
+        part: &RawPart,
+        act: Act,
+        out: u64,
+        n: usize,
+    ) -> Result<(), CudaError> {
+        let padded_rows = part.rows.next_multiple_of(16);
+        let args = AnyArgs {
+            w: part.address,
+            act,
+            out,
+            row_bytes: part.row_bytes as u64,
+            type_id: part.ty.id(),
+            rows: part.rows,
+            padded_rows,
+            kb: (product.k / 256) as u32,
+            segments: product.segments.count() as u32,
+            out_segments: product.output_segments(n),
+            first_row: part.first_row,
+            out_rows: product.out_rows as u32,
+            first: 0,
+            n: n as u32,
+            n_all: n as u32,
+            scale: part.scale,
+        };
+        let [one, eight] = self.any[part.kind as usize];
+        let (function, tokens) = if n == 1 { (one, 1) } else { (eight, 8) };
+        let rows_of_cta = if part.kind == AnyKind::Float { 16 } else { 8 };
+        let grid = (padded_rows.div_ceil(rows_of_cta), (n as u32).div_ceil(tokens));
+        // It waits for the whole kernel before, so that it may read through the first-level cache.
+        stream.launch(&function, Launch { overlap: false, ..Launch::new(grid, 256) }, &args)
     }
 
     fn few(
@@ -339,7 +455,7 @@ impl ProductKernels {
         out: u64,
         n: usize,
     ) -> Result<(), CudaError> {
-        if let Some(wide) = self.wide.as_ref().filter(|_| !part.tile.small_blocks()) {
+        if let Some(wide) = self.wide.as_ref().filter(|_| act.tiled != 0 && !part.tile.small_blocks()) {
             return self.wide(stream, wide, product, part, act, out, n);
         }
         let Tuning { tokens, warp_row_tiles, stages, .. } = self.tuning;
@@ -431,6 +547,18 @@ mod tests {
                     + tokens * 4 * t.warp_row_tiles as usize * 4 * 16
                     + 16;
                 assert!(bytes <= limit * 1024, "sm_{arch} {tile:?}: {bytes} bytes");
+            }
+        }
+    }
+
+    #[test]
+    fn every_decodable_type_has_a_product() {
+        for ty in GgmlType::all().filter(|ty| ty.is_decodable() && *ty != GgmlType::Q8_K) {
+            let kind = AnyKind::of(ty).unwrap_or_else(|| panic!("{} has no product", ty.name()));
+            assert_eq!(kind == AnyKind::Float, ty.block_len() == 1, "{}", ty.name());
+            assert_eq!(kind == AnyKind::Super, ty.block_len() == 256, "{}", ty.name());
+            if let Some(tile) = Tile::of(ty) {
+                assert_eq!(tile.small_blocks(), kind == AnyKind::Small, "{}", ty.name());
             }
         }
     }

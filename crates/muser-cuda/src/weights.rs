@@ -12,7 +12,7 @@ use muser_model::{Matrix, Model};
 use crate::CudaError;
 use crate::driver::{Buffer, Context, Function, Launch, Pinned, Stream};
 use crate::kernels::RepackArgs;
-use crate::matrix::{Part, Product, Tile};
+use crate::matrix::{AnyKind, Part, Product, RawPart, Tile};
 
 /// Bytes of a staging slot, when the model is large enough to fill it.
 const STAGING_BYTES: usize = 64 << 20;
@@ -51,21 +51,10 @@ pub(crate) struct Weights {
     _norms: Buffer<f32>,
 }
 
-/// Types that the embedding lookup decodes.
-const EMBEDDING_TYPES: [GgmlType; 7] = [
-    GgmlType::F32,
-    GgmlType::F16,
-    GgmlType::BF16,
-    GgmlType::Q8_0,
-    GgmlType::Q4_K,
-    GgmlType::Q5_K,
-    GgmlType::Q6_K,
-];
-
-/// A matrix and where its tiles go.
+/// A matrix and where it goes: as tiles, or as it is in the file.
 struct Job<'a> {
     matrix: &'a Matrix,
-    tile: Tile,
+    tile: Option<Tile>,
     at: usize,
 }
 
@@ -105,7 +94,7 @@ impl Weights {
         let output_norm = plan.norm(&model.output_norm);
 
         let table = &model.token_embd;
-        if !EMBEDDING_TYPES.contains(&table.ty) {
+        if AnyKind::of(table.ty).is_none() {
             return Err(CudaError::Unsupported(format!("{table:?}: no lookup for this type")));
         }
         let tiles = Buffer::<u8>::new(context, plan.bytes, "the weights")?;
@@ -115,8 +104,8 @@ impl Weights {
 
         // Until now addresses were offsets.
         let place = |product: &mut Product| {
-            for part in &mut product.parts {
-                part.address += tiles.at(0);
+            for address in product.addresses() {
+                *address += tiles.at(0);
             }
         };
         let norm = |offset: &mut u64| *offset = norms.at(*offset as usize);
@@ -168,18 +157,34 @@ impl<'a> Plan<'a> {
     /// Appends a matrix to a product, to its last part if the tiles agree.
     fn add(&mut self, product: &mut Product, matrix: &'a Matrix) -> Result<(), CudaError> {
         let unsupported = |what: &str| Err(CudaError::Unsupported(format!("{matrix:?}: {what}")));
-        let Some(tile) = Tile::of(matrix.ty) else { return unsupported("no kernel for this type") };
+        let Some(kind) = AnyKind::of(matrix.ty) else { return unsupported("no kernel for this type") };
         if !matrix.cols.is_multiple_of(256) {
             return unsupported("inputs must be a multiple of 256");
         }
-        if matrix.scale != 1.0 {
-            return unsupported("a factor on the product is not supported");
-        }
+        let Some(tile) = Tile::of(matrix.ty).filter(|_| matrix.scale == 1.0) else {
+            let at = self.bytes.next_multiple_of(256);
+            product.raw.push(RawPart {
+                ty: matrix.ty,
+                kind,
+                address: at as u64,
+                rows: matrix.rows as u32,
+                row_bytes: matrix.row_bytes(),
+                first_row: product.out_rows as u32,
+                scale: matrix.scale,
+            });
+            self.jobs.push(Job { matrix, tile: None, at });
+            self.bytes = at + matrix.bytes().len();
+            product.out_rows += matrix.rows.next_multiple_of(16);
+            return Ok(());
+        };
         let row_tiles = matrix.rows.div_ceil(16);
         let bytes = row_tiles * (matrix.cols / 256) * tile.bytes();
         let at = match product.parts.last_mut() {
             // The jobs of one product follow each other, so its last part ends where the next matrix begins.
-            Some(last) if last.tile == tile && matrix.rows.is_multiple_of(16) => {
+            Some(last)
+                if last.tile == tile
+                    && last.first_row as usize + last.row_tiles as usize * 16 == product.out_rows =>
+            {
                 last.row_tiles += row_tiles as u32;
                 self.bytes
             }
@@ -194,7 +199,7 @@ impl<'a> Plan<'a> {
                 self.bytes
             }
         };
-        self.jobs.push(Job { matrix, tile, at });
+        self.jobs.push(Job { matrix, tile: Some(tile), at });
         self.bytes = at + bytes;
         product.out_rows += row_tiles * 16;
         Ok(())
@@ -246,19 +251,24 @@ fn upload(
             turn += 1;
             slot.stream.synchronize()?;
             copy_in_parallel(chunk, slot.pinned.slice_mut());
+            first += rows;
+            let Some(tile) = job.tile else {
+                let to = job.at + (first - rows) * row_bytes;
+                slot.stream.upload(&slot.pinned, 0, tiles, to, chunk.len())?;
+                continue;
+            };
             slot.stream.upload(&slot.pinned, 0, &slot.raw, 0, chunk.len())?;
-            let words = (rows.div_ceil(16) * kb * job.tile.bytes() / 4) as u64;
+            let words = (rows.div_ceil(16) * kb * tile.bytes() / 4) as u64;
             let args = RepackArgs {
                 src: slot.raw.at(0),
-                dst: tiles.at(job.at + first / 16 * kb * job.tile.bytes()),
+                dst: tiles.at(job.at + (first - rows) / 16 * kb * tile.bytes()),
                 words,
                 rows: rows as u32,
                 kb: kb as u32,
                 type_id: job.matrix.ty.id(),
             };
             let shape = Launch { overlap: false, ..Launch::new((words.div_ceil(256) as u32, 1), 256) };
-            slot.stream.launch(&repack[job.tile as usize], shape, &args)?;
-            first += rows;
+            slot.stream.launch(&repack[tile as usize], shape, &args)?;
         }
     }
     for (i, chunk) in table.chunks(slot_bytes).enumerate() {

@@ -10,14 +10,17 @@ use muser_cuda::nvrtc;
 
 /// Kernels that spill a little, by architecture: where 512 threads leave 128 registers to two accumulators of 32 rows x
 /// 32 tokens, and where a row of up to 32 warps leaves 64. What spills are addresses, outside the inner loop.
-const KNOWN_SPILLS: [(&str, &[u32]); 7] = [
+const KNOWN_SPILLS: [(&str, &[u32]); 10] = [
     ("few_q5k_16", &[90]),
     ("many_q4k", &[90, 100]),
     ("many_q5k", &[90, 100]),
     ("many_q6k", &[90, 100, 120]),
     ("many_q80", &[100]),
     ("few_q6k_16", &[120]),
-    ("norm_rows", &[80, 86, 89]),
+    ("norm_rows", &[80, 86, 89, 90, 100, 120]),
+    ("embed_rows", &[80]),
+    ("any_super_1", &[80, 86, 89, 90, 100, 120]),
+    ("any_super_8", &[80, 86, 89, 90, 100, 120]),
 ];
 const KNOWN_SPILL_BYTES: u32 = 320;
 

@@ -14,7 +14,7 @@ use muser_gguf::GgmlType;
 use crate::CudaError;
 use crate::driver::{Context, Stream};
 use crate::executor::Kernels;
-use crate::matrix::{ProductKernels, Tile};
+use crate::matrix::{AnyKind, ProductKernels};
 use products::Extent;
 
 /// Environment variable that, when set, skips the check at start-up.
@@ -43,7 +43,7 @@ pub fn run(index: usize) -> Result<Report, CudaError> {
 pub(crate) fn at_start(card: &Card<'_>, types: &[GgmlType]) -> Result<Report, CudaError> {
     let mut random = Random::new(8);
     let mut products: Vec<Vec<GgmlType>> =
-        types.iter().filter(|ty| Tile::of(**ty).is_some()).map(|ty| vec![*ty]).collect();
+        types.iter().filter(|ty| AnyKind::of(**ty).is_some()).map(|ty| vec![*ty]).collect();
     let pair = [GgmlType::Q4_K, GgmlType::Q6_K];
     if pair.iter().all(|ty| types.contains(ty)) {
         products.push(pair.to_vec());

@@ -3,20 +3,20 @@
 //! Odd numbers of rows and tokens, every kernel variant. The loop gets a block's integers from the readable dequantiser by
 //! setting the block's scales to one, so it shares no layout code with the kernels.
 
-use half::f16;
+use half::{bf16, f16};
 use muser_backend::arith::{MatrixRole, Segments, quantize_block};
 use muser_backend::conformance::Random;
-use muser_gguf::{GgmlType, dequantize_row};
+use muser_gguf::{GgmlType, dequantize_row, mxfp4_scale, nvfp4_scale};
 
 use super::Card;
 use crate::CudaError;
 use crate::driver::{Buffer, Launch};
 use crate::forward::Activations;
 use crate::kernels::{QuantiseArgs, RepackArgs};
-use crate::matrix::{Part, Product, Tile};
+use crate::matrix::{AnyKind, Part, Product, RawPart, Tile};
 
 /// Types that products are checked with.
-const TYPES: [GgmlType; 8] = [
+const TYPES: [GgmlType; 17] = [
     GgmlType::Q4_K,
     GgmlType::Q5_K,
     GgmlType::Q6_K,
@@ -25,6 +25,15 @@ const TYPES: [GgmlType; 8] = [
     GgmlType::Q4_0,
     GgmlType::Q5_0,
     GgmlType::IQ4_NL,
+    GgmlType::Q2_K,
+    GgmlType::IQ4_XS,
+    GgmlType::Q4_1,
+    GgmlType::Q5_1,
+    GgmlType::MXFP4,
+    GgmlType::NVFP4,
+    GgmlType::F32,
+    GgmlType::F16,
+    GgmlType::BF16,
 ];
 /// Numbers of tokens: each kernel variant, full and partly filled, and several passes.
 const TOKENS: [usize; 9] = [1, 2, 7, 8, 9, 16, 29, 33, 150];
@@ -92,7 +101,22 @@ impl Bench<'_> {
             // A part that others follow has whole tiles, the last one need not.
             let rows = if i + 1 < types.len() { all_rows / 16 * 16 } else { all_rows };
             let blocks = random_blocks(*ty, rows * k, random);
-            let tile = Tile::of(*ty).expect("only supported types are listed");
+            let Some(tile) = Tile::of(*ty) else {
+                let raw = Buffer::from_slice(context, &blocks, "self-test weights")?;
+                product.raw.push(RawPart {
+                    ty: *ty,
+                    kind: AnyKind::of(*ty).expect("only supported types are listed"),
+                    address: raw.at(0),
+                    rows: rows as u32,
+                    row_bytes: blocks.len() / rows,
+                    first_row: product.out_rows as u32,
+                    scale: 1.0,
+                });
+                matrices.push((*ty, product.out_rows, rows, blocks));
+                product.out_rows += rows.next_multiple_of(16);
+                tiles.push(raw);
+                continue;
+            };
             let row_tiles = rows.div_ceil(16);
             let bytes = row_tiles * (k / 256) * tile.bytes();
             let raw = Buffer::from_slice(context, &blocks, "self-test weights")?;
@@ -158,13 +182,23 @@ impl Bench<'_> {
 }
 
 /// `n` values' worth of random blocks with sane scales.
-pub(super) fn random_blocks(ty: GgmlType, n: usize, random: &mut Random) -> Vec<u8> {
+fn random_blocks(ty: GgmlType, n: usize, random: &mut Random) -> Vec<u8> {
     let bytes = ty.row_bytes(n).expect("whole blocks");
+    let number = |random: &mut Random| (random.below(2001) as f32 - 1000.0) * 1e-3;
+    match ty {
+        GgmlType::F32 => return (0..n).flat_map(|_| number(random).to_le_bytes()).collect(),
+        GgmlType::F16 => return (0..n).flat_map(|_| f16::from_f32(number(random)).to_le_bytes()).collect(),
+        GgmlType::BF16 => return (0..n).flat_map(|_| bf16::from_f32(number(random)).to_le_bytes()).collect(),
+        _ => {}
+    }
     let mut blocks: Vec<u8> = (0..bytes).map(|_| random.next_u64() as u8).collect();
     for block in blocks.chunks_exact_mut(ty.block_bytes()) {
         for at in scale_places(ty) {
             let d = f16::from_f32((1 + random.below(1000)) as f32 * 1e-5);
             block[*at..*at + 2].copy_from_slice(&d.to_le_bytes());
+        }
+        if ty == GgmlType::MXFP4 {
+            block[0] = 110 + block[0] % 16;
         }
     }
     blocks
@@ -173,7 +207,9 @@ pub(super) fn random_blocks(ty: GgmlType, n: usize, random: &mut Random) -> Vec<
 /// Byte offsets of the f16 scales in a block: d, then dmin where there is one.
 fn scale_places(ty: GgmlType) -> &'static [usize] {
     match ty {
-        GgmlType::Q4_K | GgmlType::Q5_K => &[0, 2],
+        GgmlType::Q4_K | GgmlType::Q5_K | GgmlType::Q4_1 | GgmlType::Q5_1 => &[0, 2],
+        GgmlType::Q2_K => &[80, 82],
+        GgmlType::MXFP4 | GgmlType::NVFP4 | GgmlType::F32 | GgmlType::F16 | GgmlType::BF16 => &[],
         GgmlType::Q6_K => &[208],
         GgmlType::Q3_K => &[108],
         _ => &[0],
@@ -199,6 +235,12 @@ impl Expected {
             let row_bytes = blocks.len() / count;
             for (row, bytes) in blocks.chunks_exact(row_bytes).enumerate() {
                 rows.push(at + row);
+                if AnyKind::of(*ty) == Some(AnyKind::Float) {
+                    let mut w = vec![0.0; k];
+                    dequantize_row(*ty, bytes, &mut w).expect("whole rows of a float type");
+                    columns.push(x.chunks(k).map(|x| float_product(&w, x)).collect());
+                    continue;
+                }
                 let row = ScalarRow::new(*ty, bytes, k);
                 columns.push(
                     q.chunks(k)
@@ -214,39 +256,70 @@ impl Expected {
     }
 }
 
-/// A weight row as integers (scale times code, and mins) and the f16 scales of its blocks.
+/// 16 sums by `k % 16`, then a tree.
+fn float_product(w: &[f32], x: &[f32]) -> f32 {
+    let mut lanes = [0.0f32; 16];
+    for (k, (w, x)) in w.iter().zip(x).enumerate() {
+        lanes[k % 16] = w.mul_add(*x, lanes[k % 16]);
+    }
+    for step in [8, 4, 2, 1] {
+        for i in 0..step {
+            lanes[i] += lanes[i + step];
+        }
+    }
+    lanes[0]
+}
+
+/// A weight row as integers (scale times code, and mins) and the float scales of its groups.
 struct ScalarRow {
     codes: Vec<i32>,
+    /// What is subtracted, times `m`.
     mins: Vec<i32>,
     d: Vec<f32>,
-    dmin: Vec<f32>,
+    m: Vec<f32>,
+    /// Values that share a float scale.
+    group: usize,
 }
 
 impl ScalarRow {
     fn new(ty: GgmlType, bytes: &[u8], k: usize) -> Self {
         let places = scale_places(ty);
-        let decode = |d: f32, dmin: f32| {
+        let decode = |d: f32, m: f32| {
             let mut copy = bytes.to_vec();
             for block in copy.chunks_exact_mut(ty.block_bytes()) {
-                for (at, value) in places.iter().zip([d, dmin]) {
+                for (at, value) in places.iter().zip([d, m]) {
                     block[*at..*at + 2].copy_from_slice(&f16::from_f32(value).to_le_bytes());
+                }
+                match ty {
+                    // Exponents and E4M3 numbers that stand for 2; half of it is the scale.
+                    GgmlType::MXFP4 => block[0] = 128,
+                    GgmlType::NVFP4 => block[..4].fill(0x40),
+                    _ => {}
                 }
             }
             let mut values = vec![0.0; k];
             dequantize_row(ty, &copy, &mut values).expect("whole blocks of a decodable type");
             values.iter().map(|v| *v as i32).collect::<Vec<i32>>()
         };
-        let scales = |which: usize| {
-            let blocks = bytes.chunks_exact(ty.block_bytes());
-            let scale = |b: &[u8]| {
-                places.get(which).map_or(0.0, |at| f16::from_le_bytes([b[*at], b[at + 1]]).to_f32())
+        let scales = |which: usize| -> Vec<f32> {
+            let scale = |b: &[u8]| match ty {
+                GgmlType::MXFP4 => vec![mxfp4_scale(b[0])],
+                GgmlType::NVFP4 => b[..4].iter().map(|x| nvfp4_scale(*x)).collect(),
+                _ => {
+                    vec![places.get(which).map_or(0.0, |at| f16::from_le_bytes([b[*at], b[at + 1]]).to_f32())]
+                }
             };
-            blocks.map(scale).collect::<Vec<f32>>()
+            bytes.chunks_exact(ty.block_bytes()).flat_map(scale).collect()
         };
-        let mins = if places.len() > 1 { decode(0.0, -1.0) } else { Vec::new() };
-        Self { codes: decode(1.0, 0.0), mins, d: scales(0), dmin: scales(1) }
+        // Small blocks add their mins, so subtracting is adding with the other sign.
+        let sign = if ty.block_len() == 256 { -1.0 } else { 1.0 };
+        let mins: Vec<i32> = if places.len() > 1 { decode(0.0, sign) } else { Vec::new() };
+        let mins = if sign > 0.0 { mins.iter().map(|m| -m).collect() } else { mins };
+        let group = if ty == GgmlType::NVFP4 { 16 } else { ty.block_len() };
+        Self { codes: decode(1.0, 0.0), mins, d: scales(0), m: scales(1), group }
     }
 
+    /// The row times activation codes `q` with one scale `d` per `block_len` values.
     fn product(&self, q: &[i8], d: &[f32], block_len: usize) -> f32 {
         let dot = |w: &[i32], q: &[i8]| w.iter().zip(q).map(|(w, q)| w * i32::from(*q)).sum::<i32>();
         let segments = Segments::of(MatrixRole::AttnIn, q.len());
@@ -254,12 +327,12 @@ impl ScalarRow {
         for s in 0..segments.count() {
             let mut acc = 0.0f32;
             let range = segments.range(s);
-            #[expect(clippy::needless_range_loop, reason = "the block number indexes five arrays")]
-            for b in range.start * 256 / block_len..range.end * 256 / block_len {
-                let at = b * block_len..(b + 1) * block_len;
-                acc = (dot(&self.codes[at.clone()], &q[at.clone()]) as f32).mul_add(self.d[b] * d[b], acc);
+            for g in range.start * 256 / self.group..range.end * 256 / self.group {
+                let at = g * self.group..(g + 1) * self.group;
+                let dx = d[at.start / block_len];
+                acc = (dot(&self.codes[at.clone()], &q[at.clone()]) as f32).mul_add(self.d[g] * dx, acc);
                 if !self.mins.is_empty() {
-                    acc = (-(dot(&self.mins[at.clone()], &q[at]) as f32)).mul_add(self.dmin[b] * d[b], acc);
+                    acc = (-(dot(&self.mins[at.clone()], &q[at]) as f32)).mul_add(self.m[g] * dx, acc);
                 }
             }
             total = if s == 0 { acc } else { total + acc };
