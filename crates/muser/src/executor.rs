@@ -16,10 +16,11 @@ pub fn build(model: Model, args: &ModelArgs, kv: Option<KvChoice>) -> anyhow::Re
             Ok(Box::new(ReferenceExecutor::new(model, KvType::F16)?))
         }
         (BackendChoice::Scalar, _) => Ok(Box::new(ReferenceExecutor::new(model, KvType::F32)?)),
-        (BackendChoice::Cpu | BackendChoice::Cuda, Some(KvChoice::F32)) => {
+        (BackendChoice::Cpu | BackendChoice::Cuda | BackendChoice::CudaExact, Some(KvChoice::F32)) => {
             Err(usage_error("--kv f32 needs --backend scalar: the fast backends store f16"))
         }
-        (BackendChoice::Cuda, _) => cuda(&model),
+        (BackendChoice::Cuda, _) => cuda(&model, false),
+        (BackendChoice::CudaExact, _) => cuda(&model, true),
         (BackendChoice::Cpu, _) => {
             let options = CpuOptions { threads: args.threads.map(usize::from), ..CpuOptions::default() };
             Ok(Box::new(CpuExecutor::new(model, options)?))
@@ -27,10 +28,12 @@ pub fn build(model: Model, args: &ModelArgs, kv: Option<KvChoice>) -> anyhow::Re
     }
 }
 
-/// An executor on the first NVIDIA card.
+/// An executor on the first NVIDIA card; `exact` gives the bits of the CPU backend.
 #[cfg(feature = "cuda")]
-pub fn cuda(model: &Model) -> anyhow::Result<Box<dyn Executor>> {
-    match muser_cuda::CudaExecutor::new(model, muser_cuda::CudaOptions::default()) {
+pub fn cuda(model: &Model, exact: bool) -> anyhow::Result<Box<dyn Executor>> {
+    use muser_cuda::{Attention, CudaExecutor, CudaOptions};
+    let attention = if exact { Attention::Exact } else { Attention::Fast };
+    match CudaExecutor::new(model, CudaOptions { attention, ..CudaOptions::default() }) {
         Ok(executor) => Ok(Box::new(executor)),
         Err(error) => Err(anyhow::Error::new(error)).hint("`--backend cpu` runs on any machine"),
     }
@@ -38,6 +41,6 @@ pub fn cuda(model: &Model) -> anyhow::Result<Box<dyn Executor>> {
 
 /// This build has no CUDA backend.
 #[cfg(not(feature = "cuda"))]
-pub fn cuda(_model: &Model) -> anyhow::Result<Box<dyn Executor>> {
+pub fn cuda(_model: &Model, _exact: bool) -> anyhow::Result<Box<dyn Executor>> {
     Err(usage_error("--backend cuda: this muser was built without the cuda feature"))
 }

@@ -4,7 +4,7 @@
 //! implementation offers `N` lanes of 32 bits; one *tile row* of the weight layout is always 16 lanes, so a kernel walks
 //! it in `16 / N` steps. Integer operations are exact. Float operations are the IEEE ones, each rounded once, in the
 //! order written; the compiler may not reorder them. So all implementations give the same bits, and a reduction over
-//! lanes must say its order in terms of 16 lanes, never of `N`.
+//! lanes must say its order in terms of 16 lanes (or of none, as the sums of `muser_backend::arith`), never of `N`.
 #![allow(
     unsafe_code,
     unsafe_op_in_unsafe_fn,

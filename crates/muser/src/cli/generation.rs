@@ -31,6 +31,8 @@ pub enum BackendChoice {
     Cpu,
     /// An NVIDIA card (Ampere or newer; needs its driver and the NVRTC library)
     Cuda,
+    /// The same card with the CPU kernels' arithmetic: the same bits as `cpu`, slower prefill and long contexts
+    CudaExact,
     /// The scalar reference in f32: slow, for comparisons
     Scalar,
 }
