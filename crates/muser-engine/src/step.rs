@@ -110,8 +110,11 @@ impl Driver {
                     },
                     None => RowInput::Token(sequence.drafts[position - sequence.tokens.len()]),
                 };
-                let wants =
-                    RowWants { logits: end - position <= n_logits, hidden: n_hidden > 0, ..RowWants::default() };
+                let wants = RowWants {
+                    logits: end - position <= n_logits,
+                    hidden: n_hidden > 0,
+                    ..RowWants::default()
+                };
                 self.batch.push_row(Row { input, wants });
             }
         }

@@ -1,0 +1,70 @@
+//! Drafting does not grow: the process is as large after 200 requests, long and short by turns, as after the first few.
+
+use std::path::Path;
+
+use muser_backend::Executor as _;
+use muser_cpu::{CpuExecutor, CpuOptions};
+use muser_engine::{Engine, EngineConfig, Event, Request, SamplingParams};
+use muser_model::{Draft, Model};
+
+/// Bytes of this process that are in memory.
+fn resident_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+#[test]
+fn two_hundred_requests_leave_memory_as_it_was() {
+    const WARM_UP: usize = 60;
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models");
+    let model = Model::load(models.join("muse-tiny-Q4_K_M.gguf")).expect("the bundled model loads");
+    let geometry = model.geometry.clone();
+    let options = CpuOptions { threads: Some(1), ..CpuOptions::default() };
+    let mut executor = CpuExecutor::new(model, options).expect("it runs everywhere");
+    let draft = Draft::load(models.join("muse-tiny-dflash-Q8_0.gguf")).expect("the bundled draft loads");
+    executor.attach_draft(draft).expect("it fits");
+    // Little KV memory, so that every block of it has been used and evicted after the first few requests.
+    let config = EngineConfig {
+        draft_tokens: 7,
+        parallel: 2,
+        context: Some(1024),
+        kv_bytes: Some(24 << 20),
+        ..EngineConfig::default()
+    };
+    let engine = Engine::spawn(Box::new(executor), geometry, config).expect("the engine starts");
+    // Longer than the target's window, and with time for it longer than the draft's too.
+    let long_prompt = if std::env::var_os("MUSER_TEST_LONG").is_some() { 700 } else { 270 };
+    let (mut after_warm_up, mut accepted) = (None, 0);
+    for i in 0..200 {
+        if i == WARM_UP {
+            after_warm_up = resident_bytes();
+        }
+        // A long one, then a short one right behind it.
+        let length = if i % 2 == 0 { long_prompt } else { 3 };
+        let prompt: Vec<u32> = (0..length).map(|j| 256 + (i * 131 + j * 37) as u32 % 3700).collect();
+        let request = Request {
+            max_tokens: Some(12),
+            sampling: SamplingParams::greedy(),
+            ..Request::new(prompt, Vec::new())
+        };
+        let mut submission = engine.submit(request).expect("good");
+        let mut tokens = 0;
+        while let Some(event) = submission.recv() {
+            match event {
+                Event::Token(_) => tokens += 1,
+                Event::Finished(finished) => accepted += finished.usage.accepted_tokens,
+                Event::Started(_) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(tokens, 12, "request {i}");
+    }
+    let metrics = engine.metrics();
+    assert_eq!(metrics.draft_errors, 0);
+    assert!(accepted > 0 && metrics.evicted_blocks > 0);
+    if let (Some(before), Some(after)) = (after_warm_up, resident_bytes()) {
+        println!("{before} bytes after {WARM_UP} requests, {after} after 200");
+        assert!(after < before + (2 << 20), "{before} bytes after {WARM_UP} requests, {after} after 200");
+    }
+}
