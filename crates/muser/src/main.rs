@@ -19,6 +19,7 @@ mod model_file;
 mod npy;
 mod one_sequence;
 mod output;
+mod packs;
 mod receipt;
 
 use std::process::ExitCode;

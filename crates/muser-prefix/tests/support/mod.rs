@@ -1,6 +1,6 @@
 //! Muse Tiny on the CPU with packs in a store that can be told to misbehave.
 
-#![allow(dead_code, reason = "each test binary uses its part")]
+#![allow(dead_code, unreachable_pub, reason = "each test program uses its part")]
 
 use std::{
     path::Path,
@@ -109,9 +109,9 @@ pub fn start_with(
 impl Running {
     /// Publishes what is offered and drops everything.
     pub fn stop(self) {
-        assert!(self.packs.flush(Duration::from_secs(60)), "publishing ends");
+        assert!(self.packs.flush(Duration::from_mins(1)), "publishing ends");
         drop(self.engine);
-        assert!(self.packs.join(Duration::from_secs(60)), "the threads end");
+        assert!(self.packs.join(Duration::from_mins(1)), "the threads end");
     }
 
     /// Blocks that sequences or exports hold.
@@ -155,7 +155,7 @@ pub fn ask(engine: &EngineHandle, request: Request) -> Answer {
 pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
-        assert!(start.elapsed() < Duration::from_secs(60), "{what}");
+        assert!(start.elapsed() < Duration::from_mins(1), "{what}");
         std::thread::sleep(Duration::from_millis(1));
     }
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use super::PackStoreArgs;
 use crate::env_vars;
 
 /// Which model, and on what.
@@ -107,9 +108,15 @@ pub struct RunArgs {
     /// An image to ask about (reserved: this version reads text only)
     #[arg(long, value_name = "FILE")]
     pub image: Vec<PathBuf>,
+    /// Keep what is read and written in packs, and do not read again what is kept there; default folder: `packs` in `MUSER_HOME`
+    #[arg(long, value_name = "DIR", num_args = 0..=1, require_equals = true, default_missing_value = "default")]
+    pub pack: Option<PathBuf>,
     /// Print one JSON object instead of text
     #[arg(long)]
     pub json: bool,
+    /// How packs are kept.
+    #[command(flatten)]
+    pub packs: PackStoreArgs,
     /// Which model.
     #[command(flatten)]
     pub model: ModelArgs,

@@ -4,6 +4,7 @@
 mod generation;
 mod measure;
 mod pack;
+mod pack_store;
 #[cfg(test)]
 mod reference;
 mod serve;
@@ -18,6 +19,7 @@ pub use pack::{
     PackArgs, PackCommand, PackExportArgs, PackGcArgs, PackImportArgs, PackKeyCommand, PackRmArgs,
     PackShowArgs, PackVerifyArgs,
 };
+pub use pack_store::PackStoreArgs;
 pub use serve::ServeArgs;
 pub use store::{ModelsArgs, PullArgs};
 pub use tools::{DetokenizeArgs, DoctorArgs, InspectArgs, KvChoice, LogitsArgs, SynthArgs, TokenizeArgs};

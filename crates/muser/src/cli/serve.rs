@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::ModelArgs;
+use super::{ModelArgs, PackStoreArgs};
 
 /// Arguments of `muser serve`.
 #[derive(Debug, Args)]
@@ -46,6 +46,10 @@ pub struct ServeArgs {
     /// Memory for keys and values in MiB; default: enough for all places, but at most 4 GiB
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..))]
     pub kv_mib: Option<u64>,
+    /// Keep prompts and answers in packs, so that they are not read again, also after a restart: a folder, or `off`; without
+    /// a value the folder is `packs` in `MUSER_HOME`
+    #[arg(long, value_name = "DIR|off", num_args = 0..=1, default_value = "off", default_missing_value = "default")]
+    pub packs: PathBuf,
     /// Most output tokens for requests that name no limit; default: until the context is full
     #[arg(long, value_name = "TOKENS")]
     pub default_max_tokens: Option<u32>,
@@ -61,6 +65,9 @@ pub struct ServeArgs {
     /// Logs as lines of JSON
     #[arg(long)]
     pub log_json: bool,
+    /// How packs are kept.
+    #[command(flatten)]
+    pub pack_store: PackStoreArgs,
     /// Which model.
     #[command(flatten)]
     pub model: ModelArgs,

@@ -10,6 +10,7 @@ use crate::generate::{Answer, ChatPrompt, Printer, Prompt, Session};
 use crate::ids;
 use crate::interrupt::Interrupt;
 use crate::output::{Console, HintExt as _, interrupted, usage_error};
+use crate::packs::PackFolder;
 
 /// Runs the command.
 pub fn run(args: RunArgs, console: &Console) -> anyhow::Result<()> {
@@ -18,7 +19,8 @@ pub fn run(args: RunArgs, console: &Console) -> anyhow::Result<()> {
     }
     let prompt = prompt(&args)?;
     let interrupt = Interrupt::install(2);
-    let session = Session::open(&args.model, console)?;
+    let packs = args.pack.clone().map(|dir| (PackFolder::from_flag(dir), &args.packs));
+    let session = Session::open(&args.model, packs, console)?;
     let answer = if args.json {
         let answer = session.answer(&prompt, &args.sampling, &interrupt, &mut ())?;
         let mut out = std::io::stdout().lock();
@@ -32,6 +34,7 @@ pub fn run(args: RunArgs, console: &Console) -> anyhow::Result<()> {
         remarks(&answer, console);
         answer
     };
+    session.keep(console);
     if answer.finish_reason == "interrupted" { Err(interrupted()) } else { Ok(()) }
 }
 

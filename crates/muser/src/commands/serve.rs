@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use muser_engine::{Engine, EngineConfig, EngineHandle, Shutdown};
+use muser_engine::{Engine, EngineConfig, EngineHandle, PrefixSource, Shutdown};
+use muser_prefix::PackUse;
 use muser_server::text::TextSide;
-use muser_server::{Limits, LiveEngine, ModelFacts, Server, ServerConfig, SharedApp, ShutdownPolicy};
+use muser_server::{Limits, LiveEngine, ModelFacts, Packs, Server, ServerConfig, SharedApp, ShutdownPolicy};
 use tokio::signal;
 use tokio::sync::oneshot;
 
@@ -17,6 +18,7 @@ use crate::cli::ServeArgs;
 use crate::executor;
 use crate::model_file::{BUNDLED_NAME, ModelSource};
 use crate::output::{Console, HintExt as _};
+use crate::packs::{self, PackFolder};
 
 /// Positions of one request unless `--ctx` says otherwise.
 const DEFAULT_CONTEXT: usize = 32_768;
@@ -47,7 +49,8 @@ async fn serve(
     }
     let app = server.app();
     let (failed, failure) = oneshot::channel();
-    let loading = tokio::task::spawn_blocking(move || load(&args, &source, &app));
+    let for_loading = console.clone();
+    let loading = tokio::task::spawn_blocking(move || load(&args, &source, &app, &for_loading));
     let watcher = tokio::spawn(async move {
         match loading.await {
             Ok(Ok(engine)) => Some(engine),
@@ -76,16 +79,24 @@ async fn serve(
             }
         }
     };
-    tokio::select! {
-        () = server.run(stop) => {}
-        () = asked_twice() => {}
-    }
+    let in_time = tokio::select! {
+        () = server.run(stop) => true,
+        () = asked_twice() => false,
+    };
     if let Some(error) = load_error {
         return Err(error);
     }
     if watcher.is_finished()
-        && let Ok(Some(engine)) = watcher.await
+        && let Ok(Some((engine, packs))) = watcher.await
     {
+        if let Some(packs) = packs.filter(|_| in_time) {
+            // The engine copies out what is still to be kept, so it stops afterwards.
+            let flushed = tokio::task::spawn_blocking(move || packs.flush(packs::FLUSH_LIMIT));
+            tokio::select! {
+                _ = flushed => {}
+                () = asked_to_stop() => {}
+            }
+        }
         engine.shut_down(Shutdown::Cancel);
         engine.join(Duration::from_secs(2));
     }
@@ -142,7 +153,12 @@ fn config(args: &ServeArgs) -> ServerConfig {
 }
 
 /// Loads the model and switches the server on.
-fn load(args: &ServeArgs, source: &ModelSource, app: &SharedApp) -> anyhow::Result<EngineHandle> {
+fn load(
+    args: &ServeArgs,
+    source: &ModelSource,
+    app: &SharedApp,
+    console: &Console,
+) -> anyhow::Result<(EngineHandle, Option<PackUse>)> {
     let model = source.load()?;
     let geometry = model.geometry.clone();
     let file = Arc::clone(&model.file);
@@ -164,23 +180,38 @@ fn load(args: &ServeArgs, source: &ModelSource, app: &SharedApp) -> anyhow::Resu
         Some(asked) => asked as usize,
         None => geometry.context.min(DEFAULT_CONTEXT),
     };
-    let config = EngineConfig {
+    let mut config = EngineConfig {
         parallel: usize::from(args.parallel),
         context: Some(context),
         kv_bytes: args.kv_mib.map(|mebibytes| mebibytes << 20),
         max_waiting: args.queue as usize,
         ..EngineConfig::default()
     };
+    let folder = (args.packs.as_os_str() != "off").then(|| PackFolder::from_flag(args.packs.clone()));
+    // The norms are all that a copy copies; the weights lie in the map.
+    let for_packs = folder.is_some().then(|| model.clone());
     let executor = executor::build(model, &args.model, None)?;
+    let (mut prefixes, mut packs): (Option<Box<dyn PrefixSource>>, _) = (None, None);
+    if let Some((folder, model)) = folder.zip(for_packs) {
+        let opened = packs::open(&folder, &args.pack_store, &model, None, executor.info(), console)?;
+        (prefixes, packs) = (Some(opened.source), Some(opened.handle));
+        config.identity = opened.identity;
+    }
     let hidden = geometry.hidden;
-    let engine = Engine::spawn(executor, geometry, config)
+    let engine = Engine::spawn_with(executor, geometry, config, prefixes)
         .with_context(|| source.label())
         .hint("a smaller --ctx or --parallel needs less memory")?;
     let name = args.name.clone().unwrap_or_else(|| name_of(source));
     let device = format!("{}: {}", engine.info().backend, engine.info().device);
     let facts = ModelFacts::of_file(name, &file, engine.limits().context, hidden);
+    if let Some(packs) = &packs {
+        let settle = packs.clone();
+        app.attach_packs(Packs::new(packs.library().clone(), packs.scope().clone(), move |time| {
+            settle.flush(time)
+        }));
+    }
     app.load(facts, text, Arc::new(LiveEngine::new(engine.clone(), device)));
-    Ok(engine)
+    Ok((engine, packs))
 }
 
 /// The model's name in answers: the file's name without what only matters on a disk.

@@ -37,8 +37,10 @@ pub struct Answer {
     pub token_ids: Vec<u32>,
     /// Tokens read.
     pub prompt_tokens: u32,
-    /// Of these, known from earlier turns.
+    /// Of these, known from earlier turns or from packs.
     pub cached_tokens: u32,
+    /// Tokens whose state came from packs.
+    pub restored_tokens: u32,
     /// `stop`, `tool_calls`, `length`, `context`, `interrupted`, `deadline`.
     pub finish_reason: &'static str,
     /// Seed in use: the same prompt with it gives the same answer.
@@ -57,6 +59,8 @@ pub struct Timings {
     pub load_ms: f64,
     /// Reading the prompt, up to the first token.
     pub prefill_ms: f64,
+    /// Of this, bringing state from packs.
+    pub restore_ms: f64,
     /// From the first token to the end.
     pub decode_ms: f64,
     /// Prompt tokens read in a second, known ones not counted.
@@ -173,6 +177,7 @@ impl Answer {
             token_ids: Vec::new(),
             prompt_tokens: 0,
             cached_tokens: 0,
+            restored_tokens: 0,
             finish_reason: "interrupted",
             seed,
             timings: Timings { load_ms: milliseconds(load_time), ..Timings::default() },
@@ -209,6 +214,7 @@ impl Answer {
         let usage = finished.usage;
         self.prompt_tokens = usage.prompt_tokens;
         self.cached_tokens = usage.cached_tokens;
+        self.restored_tokens = usage.restored_tokens;
         self.finish_reason = match finished.reason {
             FinishReason::Stop(_) | FinishReason::StopWatch if !self.tool_calls.is_empty() => "tool_calls",
             FinishReason::Stop(_) | FinishReason::StopWatch => "stop",
@@ -220,6 +226,7 @@ impl Answer {
         let read = usage.prompt_tokens.saturating_sub(usage.cached_tokens);
         let written = usage.completion_tokens.saturating_sub(1);
         self.timings.prefill_ms = milliseconds(finished.timings.prefill);
+        self.timings.restore_ms = milliseconds(finished.timings.restore);
         self.timings.decode_ms = milliseconds(finished.timings.decode);
         self.timings.prompt_tok_s = rate(read, finished.timings.prefill);
         self.timings.tok_s = rate(written, finished.timings.decode);

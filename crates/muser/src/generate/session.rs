@@ -4,14 +4,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use muser_engine::{Engine, EngineConfig, EngineHandle};
+use muser_engine::{Engine, EngineConfig, EngineHandle, PrefixSource};
 use muser_model::Model;
+use muser_prefix::PackUse;
 use muser_text::{ChatTemplate, Tokenizer};
 
-use crate::cli::ModelArgs;
+use crate::cli::{ModelArgs, PackStoreArgs};
 use crate::executor;
 use crate::model_file::ModelSource;
 use crate::output::{Console, HintExt as _};
+use crate::packs::{self, PackFolder, Packs};
 
 /// Positions that prompt and answer may have together unless `--ctx` says otherwise: keys and values of the released model
 /// then take half a gigabyte.
@@ -25,6 +27,8 @@ pub struct Session {
     pub template: Option<ChatTemplate>,
     /// The engine.
     pub engine: EngineHandle,
+    /// Where prompts and answers are kept, if they are.
+    pub packs: Option<PackUse>,
     /// What messages call the model.
     pub label: String,
     /// Time from the decision which model to the engine being ready.
@@ -32,8 +36,12 @@ pub struct Session {
 }
 
 impl Session {
-    /// Loads the model that the arguments name and starts an engine on it.
-    pub fn open(args: &ModelArgs, console: &Console) -> anyhow::Result<Self> {
+    /// Loads the model that the arguments name and starts an engine on it, with packs if a folder for them is given.
+    pub fn open(
+        args: &ModelArgs,
+        packs: Option<(PackFolder, &PackStoreArgs)>,
+        console: &Console,
+    ) -> anyhow::Result<Self> {
         let source = ModelSource::choose(args.model.as_deref(), console)?;
         let started = Instant::now();
         let model = source.load()?;
@@ -48,12 +56,12 @@ impl Session {
             let text = scope.spawn(|| -> anyhow::Result<_> {
                 Ok((Tokenizer::from_gguf(&file)?, ChatTemplate::from_gguf(&file)?))
             });
-            let engine = start_engine(model, args);
+            let engine = start_engine(model, args, packs, console);
             let text = text.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             (text, engine)
         });
         let (tokenizer, template) = text.with_context(|| source.label())?;
-        let engine = engine.with_context(|| source.label())?;
+        let (engine, packs) = engine.with_context(|| source.label())?;
         anyhow::ensure!(
             tokenizer.vocab_size() == geometry.vocab,
             "{}: the tokenizer has {} tokens, the weights have {}",
@@ -65,16 +73,33 @@ impl Session {
             tokenizer: Arc::new(tokenizer),
             template,
             engine,
+            packs,
             label: source.label(),
             load_time: started.elapsed(),
         })
+    }
+
+    /// Waits for what is being published and says what went wrong with it.
+    pub fn keep(&self, console: &Console) {
+        let Some(packs) = &self.packs else { return };
+        if !packs.flush(packs::FLUSH_LIMIT) {
+            console.warning("the packs were not written in time: the next run reads more than it had to");
+        }
+        if packs.figures().failed > 0 {
+            console.warning("something was not kept: the pack store failed or is full (-v says more)");
+        }
     }
 }
 
 /// Weights from this size on take long enough to load that silence would look like a hang.
 const SLOW_LOAD_BYTES: u64 = 1 << 30;
 
-fn start_engine(model: Model, args: &ModelArgs) -> anyhow::Result<EngineHandle> {
+fn start_engine(
+    model: Model,
+    args: &ModelArgs,
+    packs: Option<(PackFolder, &PackStoreArgs)>,
+    console: &Console,
+) -> anyhow::Result<(EngineHandle, Option<PackUse>)> {
     let geometry = model.geometry.clone();
     let context = match args.ctx {
         Some(asked) if asked as usize > geometry.context => {
@@ -86,7 +111,18 @@ fn start_engine(model: Model, args: &ModelArgs) -> anyhow::Result<EngineHandle> 
         Some(asked) => asked as usize,
         None => geometry.context.min(DEFAULT_CONTEXT),
     };
+    // The norms are all that a copy copies; the weights lie in the map.
+    let for_packs = packs.is_some().then(|| model.clone());
     let executor = executor::build(model, args, None)?;
-    let config = EngineConfig { parallel: 1, context: Some(context), ..EngineConfig::default() };
-    Engine::spawn(executor, geometry, config).hint("a smaller --ctx needs less memory")
+    let mut config = EngineConfig { parallel: 1, context: Some(context), ..EngineConfig::default() };
+    let (mut source, mut handle): (Option<Box<dyn PrefixSource>>, _) = (None, None);
+    if let Some(((folder, args), model)) = packs.zip(for_packs) {
+        let opened = packs::open(&folder, args, &model, None, executor.info(), console)?;
+        let Packs { source: for_engine, identity, handle: for_us } = opened;
+        (source, handle) = (Some(for_engine), Some(for_us));
+        config.identity = identity;
+    }
+    let engine =
+        Engine::spawn_with(executor, geometry, config, source).hint("a smaller --ctx needs less memory")?;
+    Ok((engine, handle))
 }
