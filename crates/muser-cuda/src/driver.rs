@@ -28,7 +28,27 @@ fn check(call: &'static str, result: CUresult) -> Result<(), CudaError> {
     } else {
         format!("{result:?}")
     };
-    Err(CudaError::Call { call, what })
+    Err(failure(call, result, what))
+}
+
+/// After some errors every later call fails, too: the context is gone, and only a new process gets another.
+fn failure(call: &'static str, result: CUresult, what: String) -> CudaError {
+    match result {
+        CUresult::CUDA_ERROR_ECC_UNCORRECTABLE
+        | CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE
+        | CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE
+        | CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED
+        | CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
+        | CUresult::CUDA_ERROR_LAUNCH_TIMEOUT
+        | CUresult::CUDA_ERROR_ASSERT
+        | CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR
+        | CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION
+        | CUresult::CUDA_ERROR_MISALIGNED_ADDRESS
+        | CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE
+        | CUresult::CUDA_ERROR_INVALID_PC
+        | CUresult::CUDA_ERROR_LAUNCH_FAILED => CudaError::Lost { call, what },
+        _ => CudaError::Call { call, what },
+    }
 }
 
 /// Whether the driver's library can be opened.
@@ -493,5 +513,26 @@ impl Drop for Graph {
             // SAFETY: made in `capture`, destroyed once.
             unsafe { sys::cuGraphExecDestroy(self.executable) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_that_end_the_context_say_so() {
+        let check = |result: CUresult, lost: bool| {
+            let error = failure("cuStreamSynchronize", result, "words of the driver".to_owned());
+            let text = error.to_string();
+            assert_eq!(matches!(error, CudaError::Lost { .. }), lost, "{text}");
+            assert!(text.contains("cuStreamSynchronize") && text.contains("words of the driver"), "{text}");
+            assert_eq!(text.contains("restart"), lost, "{text}");
+        };
+        check(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS, true);
+        check(CUresult::CUDA_ERROR_LAUNCH_FAILED, true);
+        check(CUresult::CUDA_ERROR_ECC_UNCORRECTABLE, true);
+        check(CUresult::CUDA_ERROR_INVALID_VALUE, false);
+        check(CUresult::CUDA_ERROR_OUT_OF_MEMORY, false);
     }
 }

@@ -55,10 +55,18 @@ pub enum CudaError {
         /// The compiler's words.
         log: String,
     },
-    /// A call into the driver or the compiler failed; the device may be lost.
+    /// A call into the driver or the compiler failed.
     #[error("{call} failed: {what}")]
     Call {
         /// Function.
+        call: &'static str,
+        /// What it said.
+        what: String,
+    },
+    /// The card or its context is gone; nothing can be computed on it any more by this process.
+    #[error("the card is lost to this process ({call}: {what}): restart it to use the card again")]
+    Lost {
+        /// Function that found out.
         call: &'static str,
         /// What it said.
         what: String,
