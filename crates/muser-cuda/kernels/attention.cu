@@ -17,7 +17,7 @@
 // Fragments are 16-byte loads: the k index of an mma may be permuted freely if both operands agree. For Q K^T a lane
 // takes 8 consecutive dims of a row, for P V 16 consecutive positions of a dim (V is stored transposed per block):
 // column c of S tile j is position 16 (c >> 1) + 2 j + (c & 1).
-#include "common.cuh"
+#include "attention.cuh"
 
 #ifndef SPLIT_WARPS
 #define SPLIT_WARPS 4
@@ -25,15 +25,6 @@
 #ifndef MANY_WARPS
 #define MANY_WARPS 8
 #endif
-
-struct Tile {
-  u32 row, count;        // first row and tokens (at most 16 / group)
-  u32 pos;               // of the first token
-  u32 table;             // index of first_block's entry in `tables`
-  u32 first_block, blocks;
-  u32 part;              // first partial result; KV head j's come after blocks * j (split) or j (many)
-  u32 parts;             // partial results per KV head
-};
 
 struct AttnArgs {
   const u16* q;          // [n][heads][128]
@@ -174,11 +165,6 @@ struct Item {
   u32 kv_head, at;  // at: block within the tile's blocks
   const u16 *k, *v;
 };
-
-DEVICE Tile load_tile(const Tile* t) {
-  const u32* w = (const u32*)t;
-  return {__ldcg(w), __ldcg(w + 1), __ldcg(w + 2), __ldcg(w + 3), __ldcg(w + 4), __ldcg(w + 5), __ldcg(w + 6), __ldcg(w + 7)};
-}
 
 // Moves to partial result i: in the same tile if it is there, else in the last tile whose first partial result is not
 // beyond i.

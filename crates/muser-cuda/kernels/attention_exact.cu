@@ -9,11 +9,7 @@
 //
 // A CTA takes the 16 query vectors of a tile and a block: 2 positions x 8 queries a thread for the scores, 2 dims x 4
 // queries for the outputs. K and V pass through the same 64 KB of shared memory, 16-byte pieces swizzled by the row.
-#include "common.cuh"
-
-struct Tile {
-  u32 row, count, pos, table, first_block, blocks, part, parts;  // as in attention.cu
-};
+#include "attention.cuh"
 
 struct ExactArgs {
   const float* q;        // [n][heads][128]
@@ -40,11 +36,6 @@ struct Shared {
   float p[16][P_STRIDE];
   float m[16], l[16], a[16], b[16];
 };
-
-DEVICE Tile load_tile(const Tile* t) {
-  const u32* w = (const u32*)t;
-  return {__ldcg(w), __ldcg(w + 1), __ldcg(w + 2), __ldcg(w + 3), __ldcg(w + 4), __ldcg(w + 5), __ldcg(w + 6), __ldcg(w + 7)};
-}
 
 // Positions of the block (0..256) that query m sees: lo..hi, empty if none or if the query does not exist.
 DEVICE void visible(const ExactArgs& p, const Tile& tile, int m, int base, int& lo, int& hi) {

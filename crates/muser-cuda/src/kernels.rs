@@ -16,7 +16,8 @@ pub struct KernelFile {
 }
 
 /// Headers that the files include.
-pub const HEADERS: [(&str, &str); 3] = [
+pub const HEADERS: [(&str, &str); 4] = [
+    ("attention.cuh", include_str!("../kernels/attention.cuh")),
     ("blocks.cuh", include_str!("../kernels/blocks.cuh")),
     ("common.cuh", include_str!("../kernels/common.cuh")),
     ("tiles.cuh", include_str!("../kernels/tiles.cuh")),

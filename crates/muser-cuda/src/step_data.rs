@@ -12,7 +12,7 @@ use muser_model::Geometry;
 use crate::CudaError;
 use crate::driver::{Buffer, Context, Pinned, Stream};
 
-/// u32 values of a tile (`struct Tile` in `kernels/attention.cu`).
+/// u32 values of a tile (`struct Tile` in `kernels/attention.cuh`).
 const TILE_LEN: usize = 8;
 /// Sequences with at most this many rows in a step are attended block by block in parallel.
 const SPLIT_ROWS: u32 = 16;

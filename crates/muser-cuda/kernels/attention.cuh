@@ -1,0 +1,17 @@
+// The tiles of attention: which rows of which sequence, which blocks they see, where results go. Written by step_data.rs.
+#pragma once
+#include "common.cuh"
+
+struct Tile {
+  u32 row, count;        // first row and tokens (at most 16 / group)
+  u32 pos;               // of the first token
+  u32 table;             // index of first_block's entry in `tables`
+  u32 first_block, blocks;
+  u32 part;              // first partial result; KV head j's come after blocks * j (split) or j (many)
+  u32 parts;             // partial results per KV head
+};
+
+DEVICE Tile load_tile(const Tile* t) {
+  const u32* w = (const u32*)t;
+  return {__ldcg(w), __ldcg(w + 1), __ldcg(w + 2), __ldcg(w + 3), __ldcg(w + 4), __ldcg(w + 5), __ldcg(w + 6), __ldcg(w + 7)};
+}
