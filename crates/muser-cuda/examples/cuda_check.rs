@@ -15,6 +15,7 @@
 //! cuda_check options MODEL              what exact attention costs, and what leaving the logits on the card saves
 //! cuda_check step MODEL SEQS ROWS DEPTH two steps of SEQS sequences of ROWS rows, kernel by kernel, for a profiler
 //! ```
+//! `MUSER_CHECK_PREFILL=fast` does all this with fast prefill.
 #![expect(clippy::print_stdout, reason = "the result is printed")]
 
 use std::sync::{Arc, Mutex};
@@ -26,7 +27,7 @@ use muser_backend::{
     StepBatch, StepOutput,
 };
 use muser_cpu::{CpuExecutor, CpuOptions};
-use muser_cuda::{Attention, CudaExecutor, CudaOptions, device, selftest};
+use muser_cuda::{Attention, CudaExecutor, CudaOptions, Prefill, device, selftest};
 use muser_gguf::{GgmlType, GgufFile};
 use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
 use muser_model::synth::{self, Mix, Preset, SynthOptions};
@@ -38,6 +39,8 @@ type Outcome = Result<Value, Box<dyn std::error::Error>>;
 
 /// Wants of most rows here.
 const LOGITS: RowWants = RowWants { logits: true, features: false, hidden: false, argmax: false };
+/// What a greedy decode wants: the most likely id.
+const LARGEST: RowWants = RowWants { logits: false, argmax: true, ..LOGITS };
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -77,6 +80,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     println!("{}", serde_json::to_string_pretty(&json!({ "command": args.join(" "), "result": result }))?);
     Ok(())
+}
+
+/// The default options; with `MUSER_CHECK_PREFILL=fast` in the environment, fast prefill.
+fn defaults() -> CudaOptions {
+    let fast = std::env::var("MUSER_CHECK_PREFILL").is_ok_and(|v| v == "fast");
+    CudaOptions { prefill: if fast { Prefill::Fast } else { Prefill::Exact }, ..CudaOptions::default() }
 }
 
 fn probe() -> Outcome {
@@ -132,7 +141,7 @@ fn exact(model: &Model, seeds: usize) -> Outcome {
     // Two executors at once: the import goes from one to the other.
     if model.output.bytes().len() < 1 << 28 {
         let fresh = || {
-            let options = CudaOptions { max_rows: 512, ..CudaOptions::default() };
+            let options = CudaOptions { max_rows: 512, ..defaults() };
             Box::new(CudaExecutor::new(model, options).expect("loads")) as Box<dyn Executor>
         };
         import_continues(fresh, g, 3, 700, 40);
@@ -145,7 +154,7 @@ fn agree(model: &Model, positions: usize) -> Outcome {
     let g = &model.geometry;
     let mut random = Random::new(11);
     let ids: Vec<u32> = (0..positions).map(|_| random.below(g.vocab) as u32).collect();
-    let mut cuda = CudaExecutor::new(model, CudaOptions { max_rows: 512, ..CudaOptions::default() })?;
+    let mut cuda = CudaExecutor::new(model, CudaOptions { max_rows: 512, ..defaults() })?;
     let mut reference = ReferenceExecutor::new(model.clone(), KvType::F32)?;
     cuda.set_feature_layers(&[0, g.layers() / 2, g.layers() - 1])?;
     reference.set_feature_layers(&[0, g.layers() / 2, g.layers() - 1])?;
@@ -197,7 +206,7 @@ fn make(file: &str) -> Outcome {
 fn speed(model: &Model) -> Outcome {
     let g = &model.geometry;
     let start = Instant::now();
-    let mut executor = CudaExecutor::new(model, CudaOptions::default())?;
+    let mut executor = CudaExecutor::new(model, defaults())?;
     let load_seconds = start.elapsed().as_secs_f64();
     let weight_bytes = executor.weight_bytes();
     let read_bytes = weight_bytes.clamp(1 << 28, 8 << 30) & !15;
@@ -206,18 +215,23 @@ fn speed(model: &Model) -> Outcome {
     let deepest = if g.context > 100_000 { 131_072 - 64 } else { g.context - 64 };
     let depths: Vec<usize> = [0, 8192, 32_768, deepest].into_iter().filter(|d| *d <= deepest).collect();
     let mut tests = Vec::new();
-    for &depth in &depths {
+    // Fast prefill changes nothing about decoding.
+    let decoded: &[usize] = if defaults().prefill == Prefill::Fast { &[] } else { &depths };
+    for &depth in decoded {
         for rows in [1usize, 2, 4, 8, 16] {
             if rows > 1 && depth > 8192 {
                 continue;
             }
-            let times = decode_ms(&mut executor, g, depth, rows, LOGITS)?;
-            let ms = median(&times);
-            let rate = weight_bytes as f64 / (ms * 1e-3);
-            tests.push(json!({
-                "test": format!("decode, {rows} sequence(s) at depth {depth}"), "median_ms": ms, "reps": times,
-                "tok_s": rows as f64 / ms * 1e3, "gb_s": rate / 1e9, "of_bandwidth": rate / read_rate,
-            }));
+            for (what, wants) in [("", LOGITS), (", the largest logit alone", LARGEST)] {
+                let times = decode_ms(&mut executor, g, depth, rows, wants)?;
+                let ms = median(&times);
+                let rate = weight_bytes as f64 / (ms * 1e-3);
+                tests.push(json!({
+                    "test": format!("decode, {rows} sequence(s) at depth {depth}{what}"), "median_ms": ms,
+                    "reps": times, "tok_s": rows as f64 / ms * 1e3, "gb_s": rate / 1e9,
+                    "of_bandwidth": rate / read_rate,
+                }));
+            }
         }
     }
     for (depth, count) in [(0usize, 512usize), (0, 2048), (30_720, 2048), (0, 32_768)] {
@@ -242,7 +256,7 @@ fn speed(model: &Model) -> Outcome {
 
 fn quick(model: &Model) -> Outcome {
     let g = &model.geometry;
-    let mut executor = CudaExecutor::new(model, CudaOptions::default())?;
+    let mut executor = CudaExecutor::new(model, defaults())?;
     let mut tests = Vec::new();
     let deepest = 131_008.min(g.context - 64);
     for (depth, rows) in [(0, 1), (0, 4), (0, 8), (0, 16), (8192, 1), (deepest, 1)] {
@@ -264,7 +278,6 @@ fn quick(model: &Model) -> Outcome {
 fn options(model: &Model) -> Outcome {
     let g = &model.geometry;
     let deepest = if g.context > 100_000 { 131_072 - 64 } else { g.context - 64 };
-    let largest = RowWants { logits: false, argmax: true, ..LOGITS };
     let mut tests = Vec::new();
     for (name, attention) in [("fast", Attention::Fast), ("exact", Attention::Exact)] {
         let start = Instant::now();
@@ -275,7 +288,7 @@ fn options(model: &Model) -> Outcome {
                 continue;
             }
             let logits_ms = median(&decode_ms(&mut executor, g, depth, rows, LOGITS)?);
-            let argmax_ms = median(&decode_ms(&mut executor, g, depth, rows, largest)?);
+            let argmax_ms = median(&decode_ms(&mut executor, g, depth, rows, LARGEST)?);
             tests.push(json!({
                 "test": format!("decode, {name} attention, {rows} sequence(s) at depth {depth}"),
                 "median_ms": logits_ms, "median_ms_largest_alone": argmax_ms, "load_seconds": load_seconds,
@@ -482,7 +495,7 @@ fn continuation(
 
 fn step(model: &Model, sequences: usize, rows: usize, depth: usize) -> Outcome {
     let g = &model.geometry;
-    let mut executor = CudaExecutor::new(model, CudaOptions { graphs: false, ..CudaOptions::default() })?;
+    let mut executor = CudaExecutor::new(model, CudaOptions { graphs: false, ..defaults() })?;
     let (tables, ring) = (fill(&mut executor, g, depth + rows, sequences)?, ring_len(&executor, g));
     let (mut batch, mut out, mut random) = (StepBatch::default(), StepOutput::default(), Random::new(9));
     let mut ms = Vec::new();

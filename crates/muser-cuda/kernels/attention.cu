@@ -196,8 +196,13 @@ extern "C" __global__ void __launch_bounds__(SPLIT_WARPS * 32, 1) attend_split(c
   constexpr int ROUNDS = 4 / SPLIT_WARPS;
   constexpr int STEP_ROWS = 16;  // most rows that a sequence with split attention has in a step
 
+  // Units that no row of the tile sees are neither fetched nor computed: their weight is 0.
+  auto seen = [&](const Item& item, int round) {
+    const int first = (int)(item.tile.first_block + item.at) * 256 + (warp + round * SPLIT_WARPS) * 64;
+    return first < (int)(item.tile.pos + item.tile.count) && (!p.window || first + 63 + (int)p.window > (int)item.tile.pos);
+  };
   auto fetch_k = [&](bool on, const Item& item, int round) {
-    if (on) {
+    if (on && seen(item, round)) {
       const u16* src = item.k + (warp + round * SPLIT_WARPS) * 64 * 128;
 #pragma unroll 8
       for (int i = lane; i < 1024; i += 32) stage_k(ks, src, i);
@@ -205,7 +210,7 @@ extern "C" __global__ void __launch_bounds__(SPLIT_WARPS * 32, 1) attend_split(c
     cp_commit();
   };
   auto fetch_v = [&](bool on, const Item& item, int round) {
-    if (on) {
+    if (on && seen(item, round)) {
       const u16* src = item.v + (warp + round * SPLIT_WARPS) * 64;
 #pragma unroll 8
       for (int i = lane; i < 1024; i += 32) stage_v(vs, src, i);
@@ -249,27 +254,30 @@ extern "C" __global__ void __launch_bounds__(SPLIT_WARPS * 32, 1) attend_split(c
     for (int round = 0; round < ROUNDS; round++) {
       const bool last = round == ROUNDS - 1;
       const int unit = warp + round * SPLIT_WARPS;
-      float s[8][4], w[2], l[2];
+      const bool on = seen(now, round);
+      float s[8][4], w[2] = {0.f, 0.f}, l[2] = {0.f, 0.f};
       u32 a[4][4];
       cp_wait<1>();
       __syncwarp();
-      unit_scores(s, q, ks, g, t);
+      if (on) unit_scores(s, q, ks, g, t);
       __syncwarp();
       fetch_k(!last || more, last ? next : now, last ? 0 : round + 1);
-      unit_softmax(s, a, w, l, (int)(now.tile.first_block + now.at) * 256 + unit * 64, rows, t);
+      if (on) unit_softmax(s, a, w, l, (int)(now.tile.first_block + now.at) * 256 + unit * 64, rows, t);
       if (t == 0) {
         uw[unit][g] = w[0]; uw[unit][g + 8] = w[1];
         ul[unit][g] = l[0]; ul[unit][g + 8] = l[1];
       }
       cp_wait<1>();
       __syncwarp();
-      float* o = uo + (unit * 16 + g) * O_STRIDE + 2 * t;
+      if (on) {
+        float* o = uo + (unit * 16 + g) * O_STRIDE + 2 * t;
 #pragma unroll
-      for (int nt = 0; nt < 16; nt++) {
-        float v[4];
-        unit_values(v, a, vs, nt, g, t);
-        *(float2*)(o + 8 * nt) = make_float2(v[0], v[1]);
-        *(float2*)(o + 8 * O_STRIDE + 8 * nt) = make_float2(v[2], v[3]);
+        for (int nt = 0; nt < 16; nt++) {
+          float v[4];
+          unit_values(v, a, vs, nt, g, t);
+          *(float2*)(o + 8 * nt) = make_float2(v[0], v[1]);
+          *(float2*)(o + 8 * O_STRIDE + 8 * nt) = make_float2(v[2], v[3]);
+        }
       }
       __syncwarp();
       fetch_v(!last || more, last ? next : now, last ? 0 : round + 1);
@@ -280,8 +288,9 @@ extern "C" __global__ void __launch_bounds__(SPLIT_WARPS * 32, 1) attend_split(c
       float4 b;
 #pragma unroll
       for (int u = 0; u < 4; u++) {
-        const float4 v = *(const float4*)(uo + (u * 16 + row) * O_STRIDE + d);
         const float w = uw[u][row];
+        float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
+        if (w != 0.f) v = *(const float4*)(uo + (u * 16 + row) * O_STRIDE + d);
         if (u == 0) {
           b = make_float4(__fmul_rn(w, v.x), __fmul_rn(w, v.y), __fmul_rn(w, v.z), __fmul_rn(w, v.w));
         } else {

@@ -14,6 +14,9 @@
 // has two consumer warpgroups of 64 rows each and one producer that fills a ring of half super-blocks with bulk copies.
 // Mins are multiplied with group sums by f16 tensor cores, exact because all numbers are integers below 2^24.
 // Sums of finished segments rest in shared memory, private to their thread.
+//
+// `round_*` and `wide_rounded` are the fast variant with bits of its own: weights are rounded to 8 bits with a scale per 256
+// of a row, so one digit is left, there are no mins, and segments do not matter.
 #include "tiles.cuh"
 
 struct WideArgs {
@@ -24,31 +27,34 @@ struct WideArgs {
   u32 first_row, out_rows;
   const u8* digits;
 };
+enum { ROUNDED = 4 };  // beside the tile types
 
 constexpr int TOKENS = 128, ROW_TILES = 8, CONSUMERS = 256;
 constexpr int ACT_BYTES = TOKENS * 128;            // half a super-block
 constexpr int DIGIT_BYTES = ROW_TILES * 16 * 128;  // the same of one digit
-constexpr int SLOT_BYTES = ACT_BYTES + 2 * DIGIT_BYTES;
-constexpr int SLOTS = 3, SCALE_SLOTS = 2;
-constexpr int TOTAL_BYTES = 64 * CONSUMERS * 4;
-constexpr int IMAGE_BYTES = 4 * DIGIT_BYTES;       // of 128 rows x 256
+constexpr int SCALE_SLOTS = 2;
 
-template <int QT> __device__ constexpr int sum_bytes() { return QT == Q6K ? 0 : TOKENS * 32; }
-template <int QT> __device__ constexpr int meta_bytes() { return QT == Q6K ? 32 : 256; }   // of a row tile
+template <int QT> __device__ constexpr int digits() { return QT == ROUNDED ? 1 : 2; }
+template <int QT> __device__ constexpr int slots() { return QT == ROUNDED ? 6 : 3; }
+template <int QT> __device__ constexpr int slot_bytes() { return ACT_BYTES + digits<QT>() * DIGIT_BYTES; }
+template <int QT> __device__ constexpr int total_bytes() { return QT == ROUNDED ? 0 : 64 * CONSUMERS * 4; }
+template <int QT> __device__ constexpr int image_bytes() { return 2 * digits<QT>() * DIGIT_BYTES; }  // of 128 rows x 256
+template <int QT> __device__ constexpr int sum_bytes() { return QT == Q6K || QT == ROUNDED ? 0 : TOKENS * 32; }
+template <int QT> __device__ constexpr int meta_bytes() { return QT == ROUNDED ? 64 : QT == Q6K ? 32 : 256; }   // of a row tile
 template <int QT> __device__ constexpr int meta_at() { return QT == Q6K ? 3328 : QT == Q5K ? 2560 : 2048; }
 template <int QT> __device__ constexpr int scale_bytes() { return sum_bytes<QT>() + TOKENS * 4 + ROW_TILES * meta_bytes<QT>(); }
 
 // --- barriers in shared memory, bulk copies, warpgroup multiply
 DEVICE void bar_init(u32 bar, int n) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(n)); }
-DEVICE void bar_expect(u32 bar, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
-}
 DEVICE void bar_arrive(u32 bar) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"); }
 DEVICE void bar_wait(u32 bar, u32 parity) {
   asm volatile(
       "{\n.reg .pred p;\nW: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra D;\nbra W;\nD:\n}" ::"r"(bar),
       "r"(parity)
       : "memory");
+}
+DEVICE void bar_expect(u32 bar, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
 DEVICE void bulk_load(u32 dst, const void* src, int bytes, u32 bar) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst),
@@ -129,6 +135,10 @@ template <bool FIVE> struct WeightsMin {
   }
   DEVICE static void both(u32 (&)[8][4], u32 (&)[8][4], u32, int, int) {}
 };
+template <> struct Weights<ROUNDED> {
+  static constexpr bool SIGNED = true;
+  static constexpr int BASE = 1;
+};
 template <> struct Weights<Q4K> : WeightsMin<false> {};
 template <> struct Weights<Q5K> : WeightsMin<true> {};
 // w = scale (q - 32) lies within 4096: w = 64 hi + lo, lo in -32..31. Two weights a register, biased so that no lane is
@@ -171,17 +181,28 @@ template <> struct Weights<Q6K> {
 struct SplitArgs {
   const u8* w;
   u8* digits;
+  float* scales;  // of `round`: [block of 128 rows][kb][128]
   u32 row_tiles, kb;
 };
 
-// Unpacks 128 rows x 256 weights into two digits, [half][digit][128 rows][128 bytes] as warpgroup multiplication reads it.
-// Grid (kb, blocks of 128 rows), a warp per row tile.
-template <int QT> DEVICE void split(const SplitArgs& p) {
-  using W = Weights<QT>;
+// Where a lane's register f (row g or g + 8, first or second 16 of a group) of a digit's image belongs: [half][digit][128
+// rows][128 bytes], as warpgroup multiplication reads it.
+template <int DIGITS> DEVICE u32 image_at(int warp, int lane, int digit, int grp, int f) {
+  const int row = warp * 16 + (lane >> 2) + 8 * (f & 1), chunk = 2 * (grp & 3) + (f >> 1);
+  return ((grp >> 2) * DIGITS + digit) * DIGIT_BYTES + row * 128 + ((chunk ^ (row & 7)) << 4) + 4 * (lane & 3);
+}
+DEVICE void write_image(u8* dst, const u8* image, int bytes) {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  __syncthreads();
+  pdl_wait();  // the products before this one read the same memory
+  if (threadIdx.x == 0) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst), "r"(smem_u32(image)), "r"(bytes) : "memory");
+    asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group 0;" ::: "memory");
+  }
+}
+// Brings this warp's tile of the CTA's 128 rows x 256 weights. Grid (kb, blocks of 128 rows), a warp per row tile.
+template <int QT> DEVICE u32 bring_tile(const SplitArgs& p, u8* tiles, int warp, int lane) {
   constexpr int TB = tile_bytes(QT);
-  extern __shared__ __align__(128) u8 shared[];
-  u8* tiles = shared + IMAGE_BYTES;
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
   const int tile = min((int)blockIdx.y * ROW_TILES + warp, (int)p.row_tiles - 1);
   pdl_launch();
   const u8* src = p.w + ((u64)tile * p.kb + blockIdx.x) * TB;
@@ -190,6 +211,15 @@ template <int QT> DEVICE void split(const SplitArgs& p) {
   cp_commit();
   cp_wait<0>();
   __syncwarp();
+  return mine;
+}
+
+// Writes the digits of 128 rows x 256 weights.
+template <int QT> DEVICE void split(const SplitArgs& p) {
+  using W = Weights<QT>;
+  extern __shared__ __align__(128) u8 shared[];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2;
+  const u32 mine = bring_tile<QT>(p, shared + image_bytes<QT>(), warp, lane);
   u32 a[2][8][4];
   if constexpr (W::TOGETHER) {
     W::both(a[0], a[1], mine, g, lane);
@@ -202,27 +232,113 @@ template <int QT> DEVICE void split(const SplitArgs& p) {
 #pragma unroll
     for (int grp = 0; grp < 8; grp++) {
 #pragma unroll
-      for (int f = 0; f < 4; f++) {
-        const int row = warp * 16 + g + 8 * (f & 1), chunk = 2 * (grp & 3) + (f >> 1);
-        *(u32*)(shared + ((grp >> 2) * 2 + d) * DIGIT_BYTES + row * 128 + ((chunk ^ (row & 7)) << 4) + 4 * t) = a[d][grp][f];
+      for (int f = 0; f < 4; f++) *(u32*)(shared + image_at<2>(warp, lane, d, grp, f)) = a[d][grp][f];
+    }
+  }
+  write_image(p.digits + ((u64)blockIdx.y * p.kb + blockIdx.x) * image_bytes<QT>(), shared, image_bytes<QT>());
+}
+
+// Four codes (0 to 63, one a byte) times `slope` plus `offset`, rounded to signed bytes.
+DEVICE u32 round4(u32 codes, float slope, float offset) {
+  u32 r[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) {  // adding 1.5 * 2^23 leaves the rounded integer in the low bits
+    r[i] = __float_as_uint(__fadd_rn(__fmaf_rn((float)ubyte(codes, i), slope, offset), 12582912.f));
+  }
+  return __byte_perm(__byte_perm(r[0], r[1], 0x0040), __byte_perm(r[2], r[3], 0x0040), 0x5410);
+}
+
+// Writes 128 rows x 256 weights rounded to 8 bits, and their scales: the largest that a row's codes could reach, over 127.
+template <int QT> DEVICE void round_weights(const SplitArgs& p) {
+  extern __shared__ __align__(128) u8 shared[];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
+  const u32 w = bring_tile<QT>(p, shared + image_bytes<ROUNDED>(), warp, lane);
+  // w = slope code + offset, per row and 16 weights
+  float slope[2][16], offset[2][16], most[2] = {0.f, 0.f};
+  if constexpr (QT == Q6K) {
+    const u32 dd = lds32(w + 3328 + g * 4);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      const float d = h ? high_half(dd) : low_half(dd);
+#pragma unroll
+      for (int j = 0; j < 16; j++) {
+        slope[h][j] = d * (float)sbyte(lds32(w + 3072 + g * 32 + h * 16 + (j >> 2) * 4), j & 3);
+        offset[h][j] = -32.f * slope[h][j];
+        most[h] = fmaxf(most[h], fabsf(offset[h][j]));
+      }
+    }
+  } else {
+    const uint4 m0 = lds128(w + (QT == Q5K ? 2560 : 2048) + g * 32), m1 = lds128(w + (QT == Q5K ? 2560 : 2048) + g * 32 + 16);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      const u32 dd = h ? m1.w : m0.w, ls = h ? m0.y : m0.x, lm = h ? m1.y : m1.x;
+      const float d = low_half(dd), dmin = high_half(dd);
+#pragma unroll
+      for (int j = 0; j < 8; j++) {
+        // high bits: row g y (bits 0, 1), y + 4 (2, 3), row g + 8 y (4, 5), y + 4 (6, 7)
+        const int high = 2 * (j >> 2) + 4 * h;
+        const u32 sc = (ubyte(ls, j & 3) >> (4 * (j >> 2)) & 15) | (ubyte(m0.z, j & 3) >> high & 3) << 4;
+        const u32 mn = (ubyte(lm, j & 3) >> (4 * (j >> 2)) & 15) | (ubyte(m1.z, j & 3) >> high & 3) << 4;
+        slope[h][2 * j] = slope[h][2 * j + 1] = d * (float)sc;
+        offset[h][2 * j] = offset[h][2 * j + 1] = -dmin * (float)mn;
+        most[h] = fmaxf(most[h], fmaxf(fabsf(offset[h][2 * j]), fabsf(slope[h][2 * j] * (QT == Q5K ? 31.f : 15.f) + offset[h][2 * j])));
       }
     }
   }
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-  __syncthreads();
-  pdl_wait();  // the products before this one read the same memory
-  if (threadIdx.x == 0) {
-    u8* dst = p.digits + ((u64)blockIdx.y * p.kb + blockIdx.x) * IMAGE_BYTES;
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst), "r"(smem_u32(shared)), "r"(IMAGE_BYTES) : "memory");
-    asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group 0;" ::: "memory");
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    const float scale = most[h] / 127.f, inverse = scale > 0.f ? 1.f / scale : 0.f;
+#pragma unroll
+    for (int j = 0; j < 16; j++) {
+      slope[h][j] *= inverse;
+      offset[h][j] *= inverse;
+    }
+    most[h] = scale;
+  }
+  uint4 fifth;
+  if constexpr (QT == Q5K) fifth = lds128(w + 2048 + lane * 16);
+#pragma unroll
+  for (int grp = 0; grp < 8; grp++) {
+    u32 v[4];
+    if constexpr (QT == Q6K) {
+      u32 x[3];
+#pragma unroll
+      for (int f = 0; f < 3; f++) {
+        const int word = 3 * grp + f;
+        x[f] = lds32(w + (word >> 2) * 512 + lane * 16 + (word & 3) * 4);
+        v[f] = ((x[f] >> 2) & 0x3F3F3F3Fu) ^ 0x20202020u;
+      }
+      v[3] = (((x[0] << 4) & 0x30303030u) | ((x[1] << 2) & 0x0C0C0C0Cu) | (x[2] & 0x03030303u)) ^ 0x20202020u;
+    } else {
+      const uint2 q = lds64(w + (grp >> 1) * 512 + lane * 16 + (grp & 1) * 8);
+      v[0] = q.x & 0x0F0F0F0Fu;
+      v[1] = (q.x >> 4) & 0x0F0F0F0Fu;
+      v[2] = q.y & 0x0F0F0F0Fu;
+      v[3] = (q.y >> 4) & 0x0F0F0F0Fu;
+      if constexpr (QT == Q5K) {
+        auto bit = [&](u32 x) { return (grp < 4 ? x << (4 - grp) : x >> (grp - 4)) & 0x10101010u; };
+        v[0] |= bit(fifth.x); v[1] |= bit(fifth.y); v[2] |= bit(fifth.z); v[3] |= bit(fifth.w);
+      }
+    }
+#pragma unroll
+    for (int f = 0; f < 4; f++) {
+      const int h = f & 1, j = 2 * grp + (f >> 1);
+      *(u32*)(shared + image_at<1>(warp, lane, 0, grp, f)) = round4(v[f], slope[h][j], offset[h][j]);
+    }
+  }
+  const u64 block = (u64)blockIdx.y * p.kb + blockIdx.x;
+  write_image(p.digits + block * image_bytes<ROUNDED>(), shared, image_bytes<ROUNDED>());
+  if (t == 0) {
+    p.scales[block * 128 + warp * 16 + g] = most[0];
+    p.scales[block * 128 + warp * 16 + g + 8] = most[1];
   }
 }
 
 template <int QT> DEVICE void consume(const WideArgs& p, u32 base, u32 full, u32 empty) {
   using W = Weights<QT>;
   constexpr int SCALE_BYTES = scale_bytes<QT>();
-  const u32 scales0 = base + SLOTS * SLOT_BYTES, totals = scales0 + SCALE_SLOTS * SCALE_BYTES + threadIdx.x * 4;
-  const u32 full_scales = full + 2 * SLOTS * 8, empty_scales = full_scales + SCALE_SLOTS * 8;
+  const u32 scales0 = base + slots<QT>() * slot_bytes<QT>(), totals = scales0 + SCALE_SLOTS * SCALE_BYTES + threadIdx.x * 4;
+  const u32 full_scales = full + 2 * slots<QT>() * 8, empty_scales = full_scales + SCALE_SLOTS * 8;
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, group = warp >> 2, kb = p.kb;
   const int g = lane >> 2, t = lane & 3;
   const int columns = (p.n + TOKENS - 1) / TOKENS, rows = (p.row_tiles + ROW_TILES - 1) / ROW_TILES;
@@ -233,7 +349,7 @@ template <int QT> DEVICE void consume(const WideArgs& p, u32 base, u32 full, u32
   for (int i = 0; i < 64; i++) sum[i] = 0.f;
   int slot = 0, parity = 0, scale_slot = 0, scale_parity = 0;
   auto advance = [&]() {
-    if (++slot == SLOTS) { slot = 0; parity ^= 1; }
+    if (++slot == slots<QT>()) { slot = 0; parity ^= 1; }
   };
   auto release = [&](u32 bar) {
     __syncwarp();
@@ -246,13 +362,13 @@ template <int QT> DEVICE void consume(const WideArgs& p, u32 base, u32 full, u32
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         bar_wait(full + slot * 8, parity);
-        const u64 acts = descriptor(base + slot * SLOT_BYTES);
-        const u64 weights = descriptor(base + slot * SLOT_BYTES + ACT_BYTES + group * 8192);
+        const u64 acts = descriptor(base + slot * slot_bytes<QT>());
+        const u64 weights = descriptor(base + slot * slot_bytes<QT>() + ACT_BYTES + group * 8192);
         wgmma_fence();
 #pragma unroll
         for (int grp = 0; grp < 4; grp++) {  // 32 bytes a group
           wgmma<W::SIGNED>(hi, weights + grp * 2, acts + grp * 2, half || grp);
-          wgmma<W::SIGNED>(lo, weights + ((DIGIT_BYTES + grp * 32) >> 4), acts + grp * 2, half || grp);
+          if (digits<QT>() > 1) wgmma<W::SIGNED>(lo, weights + ((DIGIT_BYTES + grp * 32) >> 4), acts + grp * 2, half || grp);
         }
         wgmma_commit();
         if (half == 0) advance();
@@ -264,7 +380,17 @@ template <int QT> DEVICE void consume(const WideArgs& p, u32 base, u32 full, u32
       advance();
       bar_wait(full_scales + scale_slot * 8, scale_parity);
       const u32 scales = scales0 + scale_slot * SCALE_BYTES, meta = scales + sum_bytes<QT>() + TOKENS * 4 + warp * meta_bytes<QT>();
-      if constexpr (QT == Q6K) {
+      if constexpr (QT == ROUNDED) {
+        const float d0 = __uint_as_float(lds32(meta + g * 4)), d1 = __uint_as_float(lds32(meta + g * 4 + 32));
+#pragma unroll
+        for (int j = 0; j < 16; j++) {
+          const uint2 xd = lds64(scales + (j * 8 + 2 * t) * 4);
+#pragma unroll
+          for (int r = 0; r < 4; r++)
+            sum[4 * j + r] = __fmaf_rn((float)hi[4 * j + r], __fmul_rn(r < 2 ? d0 : d1, __uint_as_float(r & 1 ? xd.y : xd.x)),
+                                       sum[4 * j + r]);
+        }
+      } else if constexpr (QT == Q6K) {
         const u32 dd = lds32(meta + g * 4);
         const float d0 = __fmul_rn(low_half(dd), 0.25f), d1 = __fmul_rn(high_half(dd), 0.25f);
 #pragma unroll
@@ -332,14 +458,14 @@ template <int QT> DEVICE void consume(const WideArgs& p, u32 base, u32 full, u32
 }
 
 template <int QT> DEVICE void wide(const WideArgs& p) {
-  constexpr int TB = tile_bytes(QT), SUM_BYTES = sum_bytes<QT>(), SCALE_BYTES = scale_bytes<QT>();
+  constexpr int TB = QT == ROUNDED ? 0 : tile_bytes(QT), SUM_BYTES = sum_bytes<QT>(), SCALE_BYTES = scale_bytes<QT>();
   extern __shared__ __align__(1024) u8 shared[];
   const u32 base = smem_u32(shared);
-  const u32 full = base + SLOTS * SLOT_BYTES + SCALE_SLOTS * SCALE_BYTES + TOTAL_BYTES, empty = full + SLOTS * 8;
-  const u32 full_scales = empty + SLOTS * 8, empty_scales = full_scales + SCALE_SLOTS * 8;
+  const u32 full = base + slots<QT>() * slot_bytes<QT>() + SCALE_SLOTS * SCALE_BYTES + total_bytes<QT>(), empty = full + slots<QT>() * 8;
+  const u32 full_scales = empty + slots<QT>() * 8, empty_scales = full_scales + SCALE_SLOTS * 8;
   const int warp = threadIdx.x >> 5, kb = p.kb;
   if (threadIdx.x == 0) {
-    for (int i = 0; i < SLOTS; i++) {
+    for (int i = 0; i < slots<QT>(); i++) {
       bar_init(full + i * 8, 1);
       bar_init(empty + i * 8, CONSUMERS / 32);
     }
@@ -363,28 +489,32 @@ template <int QT> DEVICE void wide(const WideArgs& p) {
       for (int job = blockIdx.x; job < jobs; job += gridDim.x) {
         const int column = job % columns, row = job / columns;
         const i8* q = p.act.q + (u64)column * kb * (2 * ACT_BYTES);
-        const u8* digits = p.digits + (u64)row * kb * IMAGE_BYTES;
+        const u8* digits_of_row = p.digits + (u64)row * kb * image_bytes<QT>();
         for (int k = 0; k < kb; k++) {
 #pragma unroll 1
           for (int half = 0; half < 2; half++) {
-            const u32 bar = full + slot * 8, at = base + slot * SLOT_BYTES;
+            const u32 bar = full + slot * 8, at = base + slot * slot_bytes<QT>();
             if (round) bar_wait(empty + slot * 8, (round - 1) & 1);
-            bar_expect(bar, SLOT_BYTES);
+            bar_expect(bar, slot_bytes<QT>());
             bulk_load(at, q + (u64)(2 * k + half) * ACT_BYTES, ACT_BYTES, bar);
-            bulk_load(at + ACT_BYTES, digits + (u64)(2 * k + half) * (2 * DIGIT_BYTES), 2 * DIGIT_BYTES, bar);
-            if (++slot == SLOTS) { slot = 0; round++; }
+            bulk_load(at + ACT_BYTES, digits_of_row + (u64)(2 * k + half) * (digits<QT>() * DIGIT_BYTES), digits<QT>() * DIGIT_BYTES, bar);
+            if (++slot == slots<QT>()) { slot = 0; round++; }
           }
-          const u32 bar = full_scales + scale_slot * 8, scales = base + SLOTS * SLOT_BYTES + scale_slot * SCALE_BYTES;
+          const u32 bar = full_scales + scale_slot * 8, scales = base + slots<QT>() * slot_bytes<QT>() + scale_slot * SCALE_BYTES;
           if (scale_round) bar_wait(empty_scales + scale_slot * 8, (scale_round - 1) & 1);
           bar_expect(bar, SCALE_BYTES);
           const u64 at = (u64)k * p.act.ld + column * TOKENS;
           if (SUM_BYTES) bulk_load(scales, p.act.sums + at * 32, SUM_BYTES, bar);
           bulk_load(scales + SUM_BYTES, p.act.d + at, TOKENS * 4, bar);
+          if constexpr (QT == ROUNDED) {
+            bulk_load(scales + TOKENS * 4, p.w + ((u64)row * kb + k) * 512, 512, bar);
+          } else {
 #pragma unroll 1
           for (int r = 0; r < ROW_TILES; r++) {
             const int tile = min(row * ROW_TILES + r, (int)p.row_tiles - 1);
             bulk_load(scales + SUM_BYTES + TOKENS * 4 + r * meta_bytes<QT>(), p.w + ((u64)tile * kb + k) * TB + meta_at<QT>(),
                       meta_bytes<QT>(), bar);
+          }
           }
           if (++scale_slot == SCALE_SLOTS) { scale_slot = 0; scale_round++; }
         }
@@ -395,9 +525,17 @@ template <int QT> DEVICE void wide(const WideArgs& p) {
     consume<QT>(p, base, full, empty);
   }
 }
-#define WIDE(name, qt)                                                                                                        \
-  extern "C" __global__ void __launch_bounds__(CONSUMERS + 128, 1) wide_##name(const __grid_constant__ WideArgs p) { wide<qt>(p); } \
-  extern "C" __global__ void __launch_bounds__(ROW_TILES * 32, 2) split_##name(const __grid_constant__ SplitArgs p) { split<qt>(p); }
-WIDE(q4k, Q4K)
-WIDE(q5k, Q5K)
-WIDE(q6k, Q6K)
+#define SPLIT(name) \
+  extern "C" __global__ void __launch_bounds__(ROW_TILES * 32, 2) name(const __grid_constant__ SplitArgs p)
+SPLIT(split_q4k) { split<Q4K>(p); }
+SPLIT(split_q5k) { split<Q5K>(p); }
+SPLIT(split_q6k) { split<Q6K>(p); }
+SPLIT(round_q4k) { round_weights<Q4K>(p); }
+SPLIT(round_q5k) { round_weights<Q5K>(p); }
+SPLIT(round_q6k) { round_weights<Q6K>(p); }
+#define WIDE(name, qt) \
+  extern "C" __global__ void __launch_bounds__(CONSUMERS + 128, 1) name(const __grid_constant__ WideArgs p) { wide<qt>(p); }
+WIDE(wide_q4k, Q4K)
+WIDE(wide_q5k, Q5K)
+WIDE(wide_q6k, Q6K)
+WIDE(wide_rounded, ROUNDED)

@@ -44,6 +44,19 @@ pub struct CudaOptions {
     pub graphs: bool,
     /// How attention is computed.
     pub attention: Attention,
+    /// How steps of many rows multiply.
+    pub prefill: Prefill,
+}
+
+/// How steps of more rows than a few (32) multiply.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Prefill {
+    /// With the bits of decoding: a row's results do not depend on the step that it is in.
+    #[default]
+    Exact,
+    /// With weights rounded to 8 bits, on Hopper (elsewhere the same as `Exact`): faster, with bits of its own, so that a
+    /// prompt's results depend on how it was cut into steps.
+    Fast,
 }
 
 /// How attention is computed.
@@ -58,7 +71,7 @@ pub enum Attention {
 
 impl Default for CudaOptions {
     fn default() -> Self {
-        Self { device: 0, max_rows: 2048, graphs: true, attention: Attention::Fast }
+        Self { device: 0, max_rows: 2048, graphs: true, attention: Attention::Fast, prefill: Prefill::Exact }
     }
 }
 
@@ -159,6 +172,7 @@ impl CudaExecutor {
             tracing::debug!(compared, seconds = start.elapsed().as_secs_f64(), "kernels are right");
         }
         let weights = Weights::load(&context, model, &kernels.repack()?)?;
+        products.set_prefill(options.prefill);
         products.reserve(&context, weights.layers.iter().flat_map(LayerOnDevice::products))?;
         let options = CudaOptions { max_rows: options.max_rows.max(FEW_ROWS), ..options };
         let tuning = Tuning::of(context.arch);
@@ -484,10 +498,13 @@ fn info(context: &Context, geometry: &Geometry, options: &CudaOptions) -> Execut
     ExecutorInfo {
         backend: "cuda",
         device: format!("{}, compute capability {}.{}", context.name, arch / 10, arch % 10),
-        route: match options.attention {
-            Attention::Fast => format!("cuda-r{ROUTE_REVISION}-sm{arch}-f16"),
-            // The same on every card.
-            Attention::Exact => format!("cuda-r{ROUTE_REVISION}-exact-f16"),
+        route: {
+            let prefill = if options.prefill == Prefill::Fast { "-prefill8" } else { "" };
+            match options.attention {
+                Attention::Fast => format!("cuda-r{ROUTE_REVISION}-sm{arch}-f16{prefill}"),
+                // The same on every card.
+                Attention::Exact => format!("cuda-r{ROUTE_REVISION}-exact-f16{prefill}"),
+            }
         },
         kv_type: KvType::F16,
         full_block_bytes: block_bytes(false),

@@ -56,7 +56,18 @@ pub const FILES: [KernelFile; 8] = [
     KernelFile {
         name: "matmul_wide",
         source: include_str!("../kernels/matmul_wide.cu"),
-        kernels: &["split_q4k", "split_q5k", "split_q6k", "wide_q4k", "wide_q5k", "wide_q6k"],
+        kernels: &[
+            "split_q4k",
+            "split_q5k",
+            "split_q6k",
+            "round_q4k",
+            "round_q5k",
+            "round_q6k",
+            "wide_q4k",
+            "wide_q5k",
+            "wide_q6k",
+            "wide_rounded",
+        ],
         only_for: Some(90),
     },
     KernelFile {
@@ -189,8 +200,8 @@ args! {
     ManyArgs {
         w: u64, act: Act, out: u64, row_tiles: u32, kb: u32, segments: u32, n: u32, first_row: u32, out_rows: u32,
     }
-    /// `split_*`
-    SplitArgs { w: u64, digits: u64, row_tiles: u32, kb: u32 }
+    /// `split_*`, `round_*`
+    SplitArgs { w: u64, digits: u64, scales: u64, row_tiles: u32, kb: u32 }
     /// `wide_*`
     WideArgs {
         w: u64, act: Act, out: u64, row_tiles: u32, kb: u32, segments: u32, n: u32, first_row: u32, out_rows: u32, digits: u64,

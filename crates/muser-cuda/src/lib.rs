@@ -22,4 +22,4 @@ mod step_data;
 mod weights;
 
 pub use error::CudaError;
-pub use executor::{Attention, CudaExecutor, CudaOptions};
+pub use executor::{Attention, CudaExecutor, CudaOptions, Prefill};

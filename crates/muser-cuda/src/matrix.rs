@@ -10,6 +10,7 @@ use muser_gguf::GgmlType;
 
 use crate::CudaError;
 use crate::driver::{Buffer, Context, Function, Launch, Stream};
+use crate::executor::Prefill;
 use crate::kernels::{Act, AnyArgs, FewArgs, ManyArgs, SplitArgs, Tuning, WideArgs};
 
 /// Most rows that the few-row kernel takes in one launch.
@@ -18,7 +19,8 @@ pub(crate) const FEW_ROWS: usize = 16;
 pub(crate) const FEW_PASSES_ROWS: usize = 32;
 /// Ring slots of a warp of the few-row kernel: at least, at most.
 const FEW_STAGES: [u32; 2] = [3, 6];
-const FEW_WARPS: u32 = 16;
+/// Its warps: at least, at most.
+const FEW_WARPS: [u32; 2] = [12, 16];
 /// Tokens and rows of a CTA of the warpgroup kernel, half super-blocks in flight, threads.
 const WIDE_TOKENS: u32 = 128;
 const WIDE_ROWS: u32 = 128;
@@ -210,6 +212,9 @@ impl Product {
 struct WideKernels {
     split: [Function; 3],
     multiply: [Function; 3],
+    round: [Function; 3],
+    multiply_rounded: Function,
+    prefill: Prefill,
     digits: Buffer<u8>,
 }
 
@@ -270,6 +275,9 @@ impl ProductKernels {
                 Ok(q4k) => Some(WideKernels {
                     split: [find("split_q4k")?, find("split_q5k")?, find("split_q6k")?],
                     multiply: [q4k, find("wide_q5k")?, find("wide_q6k")?],
+                    round: [find("round_q4k")?, find("round_q5k")?, find("round_q6k")?],
+                    multiply_rounded: find("wide_rounded")?,
+                    prefill: Prefill::Exact,
                     digits: Buffer::new(context, SELF_TEST_IMAGES * DIGIT_BYTES, "weight digits")?,
                 }),
             },
@@ -277,6 +285,13 @@ impl ProductKernels {
             shared_bytes: context.shared_bytes,
             tuning: Tuning::of(context.arch),
         })
+    }
+
+    /// Chooses between the many-row kernels.
+    pub(crate) fn set_prefill(&mut self, prefill: Prefill) {
+        if let Some(wide) = &mut self.wide {
+            wide.prefill = prefill;
+        }
     }
 
     /// Makes room for what products of many rows keep beside the weights.
@@ -435,9 +450,19 @@ impl ProductKernels {
         let function =
             if pair.is_some() { self.few_pair[width] } else { self.few[part.tile as usize][width] };
         let [least, most] = FEW_STAGES;
-        let fit = self.shared_bytes.saturating_sub(activations) / (FEW_WARPS * slot);
-        let stages = fit.min(longest.saturating_sub(1)).clamp(least, most);
-        let warps = (self.shared_bytes.saturating_sub(activations) / (stages * slot)).min(FEW_WARPS);
+        let room = self.shared_bytes.saturating_sub(activations) / slot;
+        // Row tiles go round by round over the warps: as many warps as leave the fewest idle in the last round. Many rows
+        // are arithmetic enough to want all.
+        let columns_of_ctas = (self.multiprocessors / product.segments.count() as u32).max(1);
+        let row_tiles = (part.row_tiles + pair.map_or(0, |p| p.row_tiles)).div_ceil(columns_of_ctas);
+        let [fewest, warps] = FEW_WARPS;
+        let fewest = if rows > 8 { warps } else { fewest };
+        let warps = (fewest..=warps)
+            .rev()
+            .filter(|w| w * least <= room)
+            .min_by_key(|w| row_tiles.next_multiple_of(*w))
+            .unwrap_or((room / least).min(warps));
+        let stages = (room / warps.max(1)).min(longest).clamp(least, most);
         (warps > 0).then_some(FewPlan {
             function,
             warps,
@@ -498,36 +523,52 @@ impl ProductKernels {
         let kb = (product.k / 256) as u32;
         assert!(part.digit_bytes(product.k) <= wide.digits.len(), "`reserve` has seen every product");
         let row_blocks = part.row_tiles.div_ceil(WIDE_ROWS / 16);
-        let split = SplitArgs { w: part.address, digits: wide.digits.at(0), row_tiles: part.row_tiles, kb };
+        let images = row_blocks * kb;
+        let rounded = wide.prefill == Prefill::Fast;
+        let image_bytes = if rounded { DIGIT_BYTES / 2 } else { DIGIT_BYTES } as u32;
+        let digits = wide.digits.at(0);
+        // Rounded weights take half the room; their scales follow.
+        let scales = wide.digits.at(if rounded { images as usize * image_bytes as usize } else { 0 });
+        let split = SplitArgs { w: part.address, digits, scales, row_tiles: part.row_tiles, kb };
         let shape = Launch {
-            shared_bytes: DIGIT_BYTES as u32 + 8 * part.tile.bytes() as u32,
+            shared_bytes: image_bytes + 8 * part.tile.bytes() as u32,
             ..Launch::new((kb, row_blocks), 256)
         };
-        stream.launch(&wide.split[part.tile as usize], shape, &split)?;
+        let kernels = if rounded { &wide.round } else { &wide.split };
+        stream.launch(&kernels[part.tile as usize], shape, &split)?;
         let args = WideArgs {
-            w: part.address,
+            w: if rounded { scales } else { part.address },
             act,
             out,
             row_tiles: part.row_tiles,
             kb,
-            segments: product.segments.count() as u32,
+            segments: if rounded { 1 } else { product.segments.count() as u32 },
             n: n as u32,
             first_row: part.first_row,
             out_rows: product.out_rows as u32,
-            digits: wide.digits.at(0),
+            digits,
         };
-        let slot = (WIDE_TOKENS + 2 * WIDE_ROWS) * 128;
-        let scales =
-            if part.tile == Tile::Q6K { WIDE_TOKENS * 4 + 8 * 32 } else { WIDE_TOKENS * 36 + 8 * 256 };
-        let totals = WIDE_TOKENS * WIDE_ROWS * 4;
-        let barriers = (WIDE_SLOTS + 2) * 16;
         let jobs = (n as u32).div_ceil(WIDE_TOKENS) * row_blocks;
         let shape = Launch {
-            shared_bytes: WIDE_SLOTS * slot + 2 * scales + totals + barriers,
+            shared_bytes: wide_shared_bytes(part.tile, rounded),
             ..Launch::new((jobs.min(self.multiprocessors), 1), WIDE_THREADS)
         };
-        stream.launch(&wide.multiply[part.tile as usize], shape, &args)
+        let function = if rounded { &wide.multiply_rounded } else { &wide.multiply[part.tile as usize] };
+        stream.launch(function, shape, &args)
     }
+}
+
+/// Shared memory of the warpgroup kernel: ring, scales, totals, barriers.
+fn wide_shared_bytes(tile: Tile, rounded: bool) -> u32 {
+    let (slots, digits) = if rounded { (WIDE_SLOTS * 2, 1) } else { (WIDE_SLOTS, 2) };
+    let slot = (WIDE_TOKENS + digits * WIDE_ROWS) * 128;
+    let scales = match tile {
+        _ if rounded => (WIDE_TOKENS + WIDE_ROWS) * 4,
+        Tile::Q6K => WIDE_TOKENS * 4 + 8 * 32,
+        _ => WIDE_TOKENS * 36 + 8 * 256,
+    };
+    let totals = if rounded { 0 } else { WIDE_TOKENS * WIDE_ROWS * 4 };
+    slots * slot + 2 * scales + totals + (slots + 2) * 16
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use muser_backend::{Executor, KvType, ReferenceExecutor};
 use muser_cpu::{CpuExecutor, CpuOptions};
 use muser_model::Model;
 
-use crate::cli::{BackendChoice, KvChoice, ModelArgs};
+use crate::cli::{BackendChoice, KvChoice, ModelArgs, PrefillChoice};
 #[cfg(feature = "cuda")]
 use crate::output::HintExt as _;
 use crate::output::usage_error;
@@ -19,8 +19,8 @@ pub fn build(model: Model, args: &ModelArgs, kv: Option<KvChoice>) -> anyhow::Re
         (BackendChoice::Cpu | BackendChoice::Cuda | BackendChoice::CudaExact, Some(KvChoice::F32)) => {
             Err(usage_error("--kv f32 needs --backend scalar: the fast backends store f16"))
         }
-        (BackendChoice::Cuda, _) => cuda(&model, false),
-        (BackendChoice::CudaExact, _) => cuda(&model, true),
+        (BackendChoice::Cuda, _) => cuda(&model, false, args.prefill),
+        (BackendChoice::CudaExact, _) => cuda(&model, true, args.prefill),
         (BackendChoice::Cpu, _) => {
             let options = CpuOptions { threads: args.threads.map(usize::from), ..CpuOptions::default() };
             Ok(Box::new(CpuExecutor::new(model, options)?))
@@ -30,10 +30,14 @@ pub fn build(model: Model, args: &ModelArgs, kv: Option<KvChoice>) -> anyhow::Re
 
 /// An executor on the first NVIDIA card; `exact` gives the bits of the CPU backend.
 #[cfg(feature = "cuda")]
-pub fn cuda(model: &Model, exact: bool) -> anyhow::Result<Box<dyn Executor>> {
-    use muser_cuda::{Attention, CudaExecutor, CudaOptions};
+pub fn cuda(model: &Model, exact: bool, prefill: PrefillChoice) -> anyhow::Result<Box<dyn Executor>> {
+    use muser_cuda::{Attention, CudaExecutor, CudaOptions, Prefill};
     let attention = if exact { Attention::Exact } else { Attention::Fast };
-    match CudaExecutor::new(model, CudaOptions { attention, ..CudaOptions::default() }) {
+    let prefill = match prefill {
+        PrefillChoice::Exact => Prefill::Exact,
+        PrefillChoice::Fast => Prefill::Fast,
+    };
+    match CudaExecutor::new(model, CudaOptions { attention, prefill, ..CudaOptions::default() }) {
         Ok(executor) => Ok(Box::new(executor)),
         Err(error) => Err(anyhow::Error::new(error)).hint("`--backend cpu` runs on any machine"),
     }
@@ -41,6 +45,6 @@ pub fn cuda(model: &Model, exact: bool) -> anyhow::Result<Box<dyn Executor>> {
 
 /// This build has no CUDA backend.
 #[cfg(not(feature = "cuda"))]
-pub fn cuda(_model: &Model, _exact: bool) -> anyhow::Result<Box<dyn Executor>> {
+pub fn cuda(_model: &Model, _exact: bool, _prefill: PrefillChoice) -> anyhow::Result<Box<dyn Executor>> {
     Err(usage_error("--backend cuda: this muser was built without the cuda feature"))
 }

@@ -23,6 +23,19 @@ pub struct ModelArgs {
     /// Most tokens that prompt and answer may have together; default: as many as the model allows, up to 32768
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pub ctx: Option<u32>,
+    /// How the CUDA backend computes prompts
+    #[arg(long, value_name = "KIND", default_value = "exact")]
+    pub prefill: PrefillChoice,
+}
+
+/// How the CUDA backend computes prompts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum PrefillChoice {
+    /// With the bits of decoding: results do not depend on how a prompt is cut into steps
+    #[default]
+    Exact,
+    /// With weights rounded to 8 bits (Hopper cards; elsewhere as exact): faster, other bits
+    Fast,
 }
 
 /// What computes.

@@ -13,7 +13,9 @@ mod tools;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
-pub use generation::{BackendChoice, ChatArgs, ModelArgs, ReasoningChoice, RunArgs, SamplingArgs};
+pub use generation::{
+    BackendChoice, ChatArgs, ModelArgs, PrefillChoice, ReasoningChoice, RunArgs, SamplingArgs,
+};
 pub use measure::{BenchArgs, CostArgs, RepackChoice};
 pub use pack::{
     PackArgs, PackCommand, PackExportArgs, PackGcArgs, PackImportArgs, PackKeyCommand, PackRmArgs,

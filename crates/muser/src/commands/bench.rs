@@ -209,8 +209,8 @@ fn load(args: &BenchArgs, source: &ModelSource, tests: &[Test]) -> Result<Loaded
 fn executor(args: &BenchArgs, model: Model) -> Result<(Box<dyn Executor>, u64)> {
     match args.model.backend {
         BackendChoice::Scalar => Ok((Box::new(ReferenceExecutor::new(model, KvType::F16)?), 0)),
-        BackendChoice::Cuda => Ok((crate::executor::cuda(&model, false)?, 0)),
-        BackendChoice::CudaExact => Ok((crate::executor::cuda(&model, true)?, 0)),
+        BackendChoice::Cuda => Ok((crate::executor::cuda(&model, false, args.model.prefill)?, 0)),
+        BackendChoice::CudaExact => Ok((crate::executor::cuda(&model, true, args.model.prefill)?, 0)),
         BackendChoice::Cpu => {
             let repack = match args.repack {
                 RepackChoice::Auto => Repack::Auto,

@@ -4,7 +4,7 @@ use muser_model::synth::{Mix, Preset, SynthOptions};
 use serde_json::Value;
 
 use super::*;
-use crate::cli::ModelArgs;
+use crate::cli::{ModelArgs, PrefillChoice};
 
 /// A model file of the tiny synthetic preset and the arguments that name it.
 fn tiny() -> (tempfile::TempDir, ModelSource, BenchArgs) {
@@ -26,7 +26,13 @@ fn tiny() -> (tempfile::TempDir, ModelSource, BenchArgs) {
         reload: false,
         receipt: None,
         json: true,
-        model: ModelArgs { model: None, backend: BackendChoice::Scalar, threads: Some(1), ctx: None },
+        model: ModelArgs {
+            model: None,
+            backend: BackendChoice::Scalar,
+            threads: Some(1),
+            ctx: None,
+            prefill: PrefillChoice::Exact,
+        },
     };
     (folder, ModelSource::File(path), args)
 }
