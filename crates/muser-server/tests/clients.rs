@@ -6,8 +6,12 @@ mod support;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 
-use support::tiny::serve;
+use muser_engine::EngineConfig;
+use muser_server::{LiveEngine, ServerConfig};
+use support::Running;
+use support::tiny::spawn_with_packs;
 
 fn target() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target")
@@ -51,6 +55,16 @@ async fn run(python: PathBuf, script: &str, arguments: Vec<String>) {
     assert!(status.await.expect("ran").expect("started").success(), "the lines above say what failed");
 }
 
+/// With packs, so that the fuzzing client and the page see sessions too.
+async fn serve_with_packs() -> (Running, tempfile::TempDir) {
+    let store = tempfile::tempdir().expect("folder");
+    let (engine, facts, packs) = spawn_with_packs(store.path(), EngineConfig::default());
+    let server = Running::empty(ServerConfig::default()).await;
+    server.app.attach_packs(packs);
+    server.app.load(facts, support::text(), Arc::new(LiveEngine::new(engine, "cpu".into())));
+    (server, store)
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn client_libraries() {
     if !wanted() {
@@ -60,7 +74,7 @@ async fn client_libraries() {
         eprintln!("SKIPPED: no Python with the client libraries, and none could be installed");
         return;
     };
-    let server = serve().await;
+    let (server, _store) = serve_with_packs().await;
     run(python, "clients.py", vec![format!("http://{}", server.address)]).await;
     server.stop().await;
 }
@@ -76,7 +90,7 @@ async fn page_in_a_browser() {
     }
     let folder = target().join("page");
     std::fs::create_dir_all(&folder).expect("a folder for pictures");
-    let server = serve().await;
+    let (server, _store) = serve_with_packs().await;
     let arguments = vec![format!("http://{}", server.address), folder.display().to_string()];
     run("python3".into(), "page.py", arguments).await;
     server.stop().await;

@@ -6,6 +6,8 @@ mod support;
 
 use std::time::{Duration, Instant};
 
+use muser_engine::EngineConfig;
+use muser_server::ServerConfig;
 use serde_json::{Value, json};
 use support::client::{read_until, send};
 use support::tiny::{engine, serve};
@@ -203,6 +205,31 @@ async fn embeddings_are_unit_vectors_in_both_encodings() {
         bytes.chunks_exact(4).map(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]])).collect();
     assert_eq!(unpacked, vector);
     assert!(object["usage"]["prompt_tokens"].as_u64() > Some(0));
+    server.stop().await;
+}
+
+/// L5: with a drafter too, a prompt of twice the window is a 400; and what it drafts changes no text.
+#[tokio::test]
+async fn a_drafter_changes_neither_limits_nor_text() {
+    let (engine, facts) = support::tiny::spawn_drafting(EngineConfig::default());
+    let server = support::tiny::serve_with(ServerConfig::default(), &engine, &facts).await;
+    let plain = serve().await;
+    for stream in [false, true] {
+        let long =
+            json!({"messages": [{"role": "user", "content": "word ".repeat(2 * 4096)}], "stream": stream});
+        let answer = post(server.address, CHAT, &long).await;
+        assert_eq!(
+            (answer.status, answer.json()["error"]["code"].as_str()),
+            (400, Some("context_length_exceeded"))
+        );
+    }
+    let body = chat("Tell me a story about a fox.", json!({"max_tokens": 60}));
+    let drafted = post(server.address, CHAT, &body).await;
+    assert_eq!(content(&drafted), content(&post(plain.address, CHAT, &body).await));
+    let text = get(server.address, "/metrics").await.text().to_owned();
+    let proposed = text.lines().find(|line| line.starts_with("vllm:spec_decode_num_draft_tokens_total"));
+    assert!(proposed.is_some_and(|line| !line.ends_with(" 0")), "{proposed:?}");
+    plain.stop().await;
     server.stop().await;
 }
 

@@ -60,15 +60,16 @@ async function* events(response) {
   }
 }
 
-function request() {
+// What makes the prompt; a session is saved with the same, so that going on finds its prefix.
+function prompt() {
   const system = $("system").value.trim();
-  const body = {
-    model: "",
-    messages: system ? [{ role: "system", content: system }, ...conversation] : conversation,
-    stream: true,
-    stream_options: { include_usage: true },
-  };
+  const body = { messages: system ? [{ role: "system", content: system }, ...conversation] : conversation };
   if ($("effort").value) body.reasoning_effort = $("effort").value;
+  return body;
+}
+
+function request() {
+  const body = { model: "", ...prompt(), stream: true, stream_options: { include_usage: true } };
   if ($("temperature").value !== "") body.temperature = Number($("temperature").value);
   if ($("max").value !== "") body.max_tokens = Number($("max").value);
   return body;
@@ -90,11 +91,15 @@ function answerView() {
   return { thoughts, summary, thoughtText, text, meta };
 }
 
-async function ask(question) {
+function questionView(question) {
   $("empty")?.remove();
   const own = make("div", "user");
   own.append(make("div", "", question));
   $("log").append(own);
+}
+
+async function ask(question) {
+  questionView(question);
   conversation.push({ role: "user", content: question });
 
   const view = answerView();
@@ -182,6 +187,76 @@ async function ask(question) {
   watch();
 }
 
+async function said(path, method, body) {
+  const response = await call(path, { method, ...(body && { body: JSON.stringify(body) }) });
+  const answer = await response.json();
+  if (!response.ok) throw new Error(answer.error?.message ?? response.statusText);
+  return answer;
+}
+
+const sessionPath = (name) => `/v1/sessions/${encodeURIComponent(name)}`;
+
+// Does something with sessions, says how it went, and shows the list as it is then.
+async function withSessions(work) {
+  let note = "";
+  try {
+    note = await work();
+  } catch (fault) {
+    note = fault.message;
+  }
+  $("kept-text").textContent = note;
+  const list = (await said("/v1/sessions", "GET").catch(() => ({ data: [] }))).data;
+  $("sessions").replaceChildren(...list.map((session) => {
+    const item = make("li");
+    const load = make("button", "", session.name);
+    load.title = `${session.message_count} messages, ${session.tokens} tokens`;
+    load.addEventListener("click", () => withSessions(() => loadSession(session.name)));
+    const remove = make("button", "", "×");
+    remove.setAttribute("aria-label", `Delete ${session.name}`);
+    remove.addEventListener("click", () => withSessions(async () => {
+      await said(sessionPath(session.name), "DELETE");
+      return `${session.name} is deleted`;
+    }));
+    item.append(load, remove);
+    return item;
+  }));
+}
+
+async function saveSession(name) {
+  let saved;
+  try {
+    saved = await said("/v1/sessions", "POST", { name, ...prompt() });
+  } catch (fault) {
+    if (!fault.message.includes("save to it")) throw fault;
+    saved = await said(`${sessionPath(name)}/save`, "POST", prompt());
+  }
+  return saved.pack ? `${name}: ${saved.pack.tokens} of ${saved.tokens} tokens kept, ${bytes(saved.pack.bytes)}` : `${name} is kept`;
+}
+
+async function loadSession(name) {
+  running?.abort();
+  const session = await said(`${sessionPath(name)}/restore`, "POST");
+  const [first, ...rest] = session.messages;
+  $("system").value = first?.role === "system" ? first.content : "";
+  conversation = first?.role === "system" ? rest : session.messages;
+  $("effort").value = session.reasoning_effort ?? "";
+  $("log").replaceChildren();
+  for (const message of conversation) {
+    if (message.role === "user") {
+      questionView(message.content);
+      continue;
+    }
+    const view = answerView();
+    view.text.classList.remove("busy");
+    view.thoughts.hidden = !message.reasoning_content;
+    view.summary.textContent = "Thoughts";
+    view.thoughtText.textContent = message.reasoning_content ?? "";
+    render(view.text, message.content ?? "");
+  }
+  const { prompt_tokens: tokens, prompt_tokens_details: { cached_tokens: cached, restored_tokens: restored } } = session.usage;
+  return `${name}: ${tokens} tokens, ${cached} cached, ${restored} of them from disk, ${seconds(session.restore_ms)}`;
+}
+
 const bytes = (n) => (n >= 2 ** 30 ? `${(n / 2 ** 30).toFixed(2)} GiB` : `${(n / 2 ** 20).toFixed(1)} MiB`);
 
 function showStatus(status) {
@@ -205,6 +280,10 @@ function showStatus(status) {
   const { used_bytes: used, kept_bytes: kept, total_bytes: total } = status.kv;
   $("kv-used").style.width = `${total ? (100 * used) / total : 0}%`;
   $("kv-kept").style.width = `${total ? (100 * kept) / total : 0}%`;
+  if (status.packs && $("kept").hidden) {
+    $("kept").hidden = false;
+    withSessions(async () => `${status.packs.count} packs, ${bytes(status.packs.bytes)} on disk`);
+  }
   $("kv-text").textContent = `${bytes(used)} in use, ${bytes(kept)} kept for reuse, of ${bytes(total)}`;
 }
 
@@ -250,6 +329,11 @@ $("new").addEventListener("click", () => {
   conversation = [];
   $("log").replaceChildren();
   $("input").focus();
+});
+$("keep").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const name = $("keep-name").value.trim();
+  if (name && !running) withSessions(() => saveSession(name));
 });
 $("toggle").addEventListener("click", () => {
   const side = $("side");

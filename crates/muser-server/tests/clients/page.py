@@ -98,6 +98,17 @@ def main():
         browser.wait("the stop", f"{done} && document.querySelectorAll('.assistant .meta')[1].textContent.includes('stopped')", 5)
         browser.wait("idle slots", "[...document.querySelectorAll('#slots li')].every(li => li.textContent.includes('idle'))", 10)
         browser.picture("4-stopped")
+        # Saved, forgotten, and loaded again.
+        browser.type("#keep-name", "fox\ue007")
+        browser.wait("the saving", "document.querySelectorAll('#sessions li').length === 1 && document.getElementById('kept-text').textContent.includes('kept')", 60)
+        browser.click("#new")
+        browser.wait("an empty log", "document.querySelectorAll('#log > *').length === 0")
+        browser.click("#sessions button")
+        browser.wait("the loading", "document.querySelectorAll('.user').length === 2 && document.getElementById('kept-text').textContent.includes('cached')", 60)
+        assert browser.script("return document.querySelector('.user').textContent") == "Tell me a story about a fox."
+        browser.picture("5-session")
+        browser.script("document.querySelector('#sessions button:last-child').click()")
+        browser.wait("the deleting", "document.querySelectorAll('#sessions li').length === 0", 10)
         faults = [entry for entry in browser.call("POST", "/se/log", {"type": "browser"}) if entry["level"] == "SEVERE"]
         assert not faults, faults
         print("ok   page")

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use muser_backend::Executor as _;
 use muser_cpu::{CpuExecutor, CpuOptions};
 use muser_engine::{Engine, EngineConfig, EngineHandle};
-use muser_model::Model;
+use muser_model::{Draft, Model};
 use muser_pack::{KeyFile, Library, LibraryOptions, store::DirStore};
 use muser_prefix::{PackOptions, PackSource, identity_of, weights_root};
 use muser_server::{LiveEngine, ModelFacts, Packs, ServerConfig};
@@ -39,6 +39,18 @@ pub fn spawn_with_packs(folder: &Path, mut config: EngineConfig) -> (EngineHandl
     let engine = Engine::spawn_with(Box::new(executor), geometry, config, Some(Box::new(source)));
     let packs = Packs::new(used.library().clone(), used.scope().clone(), move |time| used.flush(time));
     (engine.expect("the engine starts"), facts, packs)
+}
+
+/// An engine that drafts with the bundled draft.
+pub fn spawn_drafting(config: EngineConfig) -> (EngineHandle, ModelFacts) {
+    let model = Model::load(super::model_path()).expect("the bundled model loads");
+    let geometry = model.geometry.clone();
+    let facts = ModelFacts::of_file("muse-tiny".into(), &model.file, geometry.context, geometry.hidden);
+    let mut executor = CpuExecutor::new(model, CpuOptions::default()).expect("the CPU computes");
+    let draft = super::model_path().with_file_name("muse-tiny-dflash-Q8_0.gguf");
+    executor.attach_draft(Draft::load(draft).expect("the bundled draft loads")).expect("it fits");
+    let config = EngineConfig { draft_tokens: 4, ..config };
+    (Engine::spawn(Box::new(executor), geometry, config).expect("the engine starts"), facts)
 }
 
 /// One engine for the whole process: it has its own thread and does not care about runtimes.
