@@ -5,6 +5,7 @@
 //! that belongs to it. Names are checked, and inside the store only keyed hashes of them exist. Every call may wait for a
 //! disk: never call one on a thread that drives connections.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::http::StatusCode;
@@ -63,6 +64,8 @@ pub struct Packs {
     library: Library,
     scope: Scope,
     settle: Box<dyn Fn(Duration) -> bool + Send + Sync>,
+    /// Held while a keepsake and its pack change together, so that nobody removes a pack that another has just found.
+    changing: Mutex<()>,
 }
 
 impl Packs {
@@ -73,7 +76,7 @@ impl Packs {
         scope: Scope,
         settle: impl Fn(Duration) -> bool + Send + Sync + 'static,
     ) -> Self {
-        Self { library, scope, settle: Box::new(settle) }
+        Self { library, scope, settle: Box::new(settle), changing: Mutex::new(()) }
     }
 
     /// The library.
@@ -86,12 +89,26 @@ impl Packs {
         pack.identity == *self.scope.digest()
     }
 
-    /// Waits for the pack of a prefix that the engine has just read, and pins it. `None`: nothing of it is in the store;
-    /// prefixes shorter than a block never are.
-    pub fn keep(&self, ids: &[u32]) -> Result<Option<Kept>, ApiError> {
-        if !(self.settle)(SETTLE_TIME) {
+    /// Waits for the pack of a prefix that the engine has just read, pins it, and remembers what `content` makes of it
+    /// under a name. What was remembered there before is replaced, and its pack let go. The content gets no pack if nothing
+    /// of the prefix is in the store; prefixes shorter than a block never are.
+    pub fn save(
+        &self,
+        what: Keepsake,
+        name: &str,
+        ids: &[u32],
+        content: impl FnOnce(Option<Kept>) -> Value,
+    ) -> Result<Value, ApiError> {
+        if !ids.is_empty() && !(self.settle)(SETTLE_TIME) {
             tracing::warn!("packs are not published in time; a save finds what there is");
         }
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let content = content(if ids.is_empty() { None } else { self.pin(ids)? });
+        self.remember(what, name, &content)?;
+        Ok(content)
+    }
+
+    fn pin(&self, ids: &[u32]) -> Result<Option<Kept>, ApiError> {
         let units: Vec<Unit> = ids.iter().copied().map(Unit::token).collect();
         let Some(plan) = self.library.longest(&self.scope, &units, units.len(), false) else {
             return Ok(None);
@@ -100,9 +117,7 @@ impl Packs {
         Ok(Some(Kept { id: plan.pack, tokens: plan.positions, bytes: plan.bytes() }))
     }
 
-    /// Remembers something under a name, with the pack that belongs to it. What was remembered there before is replaced,
-    /// and its pack let go.
-    pub fn remember(&self, what: Keepsake, name: &str, content: &Value) -> Result<(), ApiError> {
+    fn remember(&self, what: Keepsake, name: &str, content: &Value) -> Result<(), ApiError> {
         let before = self.recall(what, name)?.and_then(|(before, _)| pack_of(&before));
         let bytes = content.to_string().into_bytes();
         self.library.put_record(what.kind(), name, &bytes).map_err(|fault| pack_fault(&fault))?;
@@ -148,6 +163,7 @@ impl Packs {
 
     /// Forgets a keepsake and removes its pack, unless another one needs it. `false`: there was none.
     pub fn forget(&self, what: Keepsake, name: &str) -> Result<bool, ApiError> {
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let pack = self.recall(what, name)?.and_then(|(content, _)| pack_of(&content));
         let there = self.library.remove_record(what.kind(), name).map_err(|fault| pack_fault(&fault))?;
         if let Some(pack) = pack {
@@ -205,6 +221,7 @@ pub fn check_name(field: &str, name: &str) -> Result<(), ApiError> {
 pub fn pack_fault(fault: &PackError) -> ApiError {
     match fault {
         PackError::NotFound { .. } => ApiError::not_found("There is no such pack"),
+        PackError::Caller { .. } => ApiError::bad(format!("This cannot be kept: {fault}")),
         PackError::Busy => ApiError::unavailable("The store of packs is busy"),
         PackError::Full { .. } => {
             let mut answer = ApiError::bad(format!("The store of packs is full: {fault}"));

@@ -182,15 +182,15 @@ async fn save_as(
     }
     let model = loaded.facts.name.clone();
     let mut object = aside(move || {
-        let kept = if prompt.is_empty() { None } else { packs.keep(&prompt)? };
-        let content = json!({
-            "created": created,
-            "model": model,
-            "conversation": conversation,
-            "tokens": prompt.len(),
-            "pack": kept.map(|kept| kept.json()),
-        });
-        packs.remember(Keepsake::Session, &name, &content)?;
+        let content = packs.save(Keepsake::Session, &name, &prompt, |kept| {
+            json!({
+                "created": created,
+                "model": model,
+                "conversation": conversation,
+                "tokens": prompt.len(),
+                "pack": kept.map(|kept| kept.json()),
+            })
+        })?;
         Ok(object(&name, &content, unix_seconds()))
     })
     .await?;

@@ -79,14 +79,18 @@ async fn save(app: &SharedApp, slot: usize, name: String) -> Result<Response, Ap
     // Usually all of it is in memory; what has been dropped since is computed again, so that it can be kept.
     read_prompt(loaded, fitting(&ids, loaded.facts.context_tokens), true).await?;
     let object = aside(move || {
-        let kept = packs.keep(&ids)?;
-        let content = json!({"ids": ids, "pack": kept.map(|kept| kept.json())});
-        packs.remember(Keepsake::Slot, &name, &content)?;
+        let content = packs.save(
+            Keepsake::Slot,
+            &name,
+            &ids,
+            |kept| json!({"ids": ids, "pack": kept.map(|kept| kept.json())}),
+        )?;
+        let figure = |name: &str| content["pack"].get(name).and_then(Value::as_u64).unwrap_or(0);
         Ok(json!({
             "id_slot": slot,
             "filename": name,
-            "n_saved": kept.map_or(0, |kept| kept.tokens),
-            "n_written": kept.map_or(0, |kept| kept.bytes),
+            "n_saved": figure("tokens"),
+            "n_written": figure("bytes"),
             "timings": {"save_ms": milliseconds(begun)},
         }))
     });
