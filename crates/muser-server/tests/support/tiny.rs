@@ -29,7 +29,7 @@ pub fn spawn_with_packs(folder: &Path, mut config: EngineConfig) -> (EngineHandl
     let facts = ModelFacts::of_file("muse-tiny".into(), &model.file, geometry.context, geometry.hidden);
     let executor = CpuExecutor::new(model.clone(), CpuOptions::default()).expect("the CPU computes");
     let keys = KeyFile::open_or_create(&folder.join("keys")).expect("a key file");
-    let store = Arc::new(DirStore::open(&folder.join("packs"), None).expect("a folder"));
+    let store = Arc::new(DirStore::open(folder.join("packs"), None).expect("a folder"));
     let library = Library::open(store, keys, LibraryOptions::default()).expect("it opens");
     let root = weights_root(&model.file, None, 1, |_| {});
     let identity = identity_of(&model, root, None, executor.info()).expect("it fits");
