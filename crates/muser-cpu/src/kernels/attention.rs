@@ -17,6 +17,8 @@
 //! final +0 removes the one trace it could leave, the sign of a zero.
 //!
 //! Per query and position 2 `head_dim` fused multiply-adds, against 4 `head_dim` bytes of K and V per position and tile.
+//! A span of 32 positions is `head_dim` cache lines of K, 512 bytes apart, which no hardware stream follows: working on a
+//! span asks for the lines of the next one ([`Ahead`]), of V after the last span of K, of the next block after V.
 
 use muser_kv::{BLOCK_LEN, BlockId};
 
@@ -129,8 +131,9 @@ pub(crate) unsafe fn attend<S: Simd>(
         state[i * size + 1] = 0.0;
     }
     load_queries::<S>(tile, scratch);
-    for block in tile.blocks() {
-        one_block::<S>(tile, block, scratch);
+    let blocks = tile.blocks();
+    for block in blocks.clone() {
+        one_block::<S>(tile, block, blocks.end, scratch);
         for i in 0..queries {
             if sees(tile, i, block) {
                 let (m, l) = (scratch.p[i * BLOCK_LEN], scratch.p[i * BLOCK_LEN + 1]);
@@ -162,8 +165,8 @@ pub(crate) unsafe fn attend_blocks<S: Simd>(
     let queries = tile.rows * tile.heads;
     let size = STATE_HEAD + dim;
     load_queries::<S>(tile, scratch);
-    for (b, block) in blocks.enumerate() {
-        one_block::<S>(tile, block, scratch);
+    for (b, block) in blocks.clone().enumerate() {
+        one_block::<S>(tile, block, blocks.end, scratch);
         for i in 0..queries {
             let to = partial.add((b * queries + i) * size);
             let seen = sees(tile, i, block);
@@ -219,13 +222,44 @@ unsafe fn load_queries<S: Simd>(tile: &Tile<'_>, scratch: &mut Scratch) {
     }
 }
 
-/// Leaves `m` and `l` in the first two values of each query's `p` row and `o` in `scratch.o`.
+/// Cache lines that will be needed after the span in work: as many as a span has, `head_dim`.
+#[derive(Clone, Copy)]
+struct Ahead {
+    first: *const u16,
+    /// f16 values from one line to the next.
+    stride: usize,
+}
+
+/// f16 values of a cache line.
+const LINE: usize = 32;
+
+impl Ahead {
+    /// K of the span at position `span` of a block.
+    fn keys(k: *const u16, span: usize) -> Self {
+        Self { first: k.wrapping_add(span), stride: BLOCK_LEN }
+    }
+
+    /// V from position `from` of a block.
+    fn values(v: *const u16, from: usize, dim: usize) -> Self {
+        Self { first: v.wrapping_add(from * dim), stride: LINE }
+    }
+
+    #[inline(always)]
+    unsafe fn ask<S: Simd>(&self, line: usize) {
+        S::prefetch(self.first.wrapping_add(line * self.stride).cast());
+    }
+}
+
+/// Leaves `m` and `l` in the first two values of each query's `p` row and `o` in `scratch.o`. `end_block` is where the
+/// caller ends.
 #[inline(always)]
-unsafe fn one_block<S: Simd>(tile: &Tile<'_>, block: usize, scratch: &mut Scratch) {
+unsafe fn one_block<S: Simd>(tile: &Tile<'_>, block: usize, end_block: usize, scratch: &mut Scratch) {
     let dim = tile.kv.head_dim;
     let queries = tile.rows * tile.heads;
     let base = block * BLOCK_LEN;
     let id = tile.table[block - tile.first_block].0 as usize;
+    let next = if block + 1 < end_block { tile.table[block + 1 - tile.first_block].0 as usize } else { id };
+    let next_k = tile.kv.k.add(next * tile.kv.block_stride).cast_const();
     let k = tile.kv.k.add(id * tile.kv.block_stride).cast_const();
     let v = tile.kv.v.add(id * tile.kv.block_stride).cast_const();
     // Positions of this block that any row sees; beyond them nothing may be read.
@@ -236,8 +270,11 @@ unsafe fn one_block<S: Simd>(tile: &Tile<'_>, block: usize, scratch: &mut Scratc
     // With one group of queries each key is used once: it is widened on the way. With more it is widened beforehand.
     let direct = groups == 1;
     for span in (first / SPAN * SPAN..end).step_by(SPAN) {
+        let ahead =
+            if span + SPAN < end { Ahead::keys(k, span + SPAN) } else { Ahead::values(v, first, dim) };
         if !direct {
             for d in 0..dim {
+                ahead.ask::<S>(d);
                 for i in (0..SPAN).step_by(S::N) {
                     let wide = S::f_load_f16(k.add(d * BLOCK_LEN + span + i));
                     S::f_store(scratch.wide.as_mut_ptr().add(d * SPAN + i), wide);
@@ -250,10 +287,10 @@ unsafe fn one_block<S: Simd>(tile: &Tile<'_>, block: usize, scratch: &mut Scratc
             let half = queries - group * S::QUERIES <= S::QUERIES / 2;
             let wide = scratch.wide.as_ptr();
             match (direct, half) {
-                (true, true) => scores::<S, true, true>(q, k.add(span).cast(), dim, tile.scale, p),
-                (true, false) => scores::<S, true, false>(q, k.add(span).cast(), dim, tile.scale, p),
-                (false, true) => scores::<S, false, true>(q, wide.cast(), dim, tile.scale, p),
-                (false, false) => scores::<S, false, false>(q, wide.cast(), dim, tile.scale, p),
+                (true, true) => scores::<S, true, true>(q, k.add(span).cast(), dim, tile.scale, p, ahead),
+                (true, false) => scores::<S, true, false>(q, k.add(span).cast(), dim, tile.scale, p, ahead),
+                (false, true) => scores::<S, false, true>(q, wide.cast(), dim, tile.scale, p, ahead),
+                (false, false) => scores::<S, false, false>(q, wide.cast(), dim, tile.scale, p, ahead),
             }
         }
     }
@@ -273,8 +310,12 @@ unsafe fn one_block<S: Simd>(tile: &Tile<'_>, block: usize, scratch: &mut Scratc
     scratch.o[..queries * dim].fill(0.0);
     for span in (first / SPAN * SPAN..end).step_by(SPAN) {
         let (from, to) = (span.max(first), (span + SPAN).min(end));
+        let ahead = if to < end { Ahead::values(v, to, dim) } else { Ahead::keys(next_k, 0) };
         if !direct {
             for i in (0..(to - from) * dim).step_by(S::N) {
+                if i % LINE == 0 {
+                    ahead.ask::<S>(i / LINE);
+                }
                 let wide = S::f_load_f16(v.add(from * dim + i));
                 S::f_store(scratch.wide.as_mut_ptr().add(i), wide);
             }
@@ -285,9 +326,9 @@ unsafe fn one_block<S: Simd>(tile: &Tile<'_>, block: usize, scratch: &mut Scratc
             let o = scratch.o.as_mut_ptr().add(i * dim);
             let half = queries - i <= S::QUERIES / 2;
             if direct {
-                outputs::<S, true>(p, v.add(from * dim).cast(), to - from, dim, o, half);
+                outputs::<S, true>(p, v.add(from * dim).cast(), to - from, dim, o, half, ahead);
             } else {
-                outputs::<S, false>(p, scratch.wide.as_ptr().cast(), to - from, dim, o, half);
+                outputs::<S, false>(p, scratch.wide.as_ptr().cast(), to - from, dim, o, half, ahead);
             }
         }
     }
@@ -316,12 +357,16 @@ unsafe fn scores<S: Simd, const DIRECT: bool, const HALF: bool>(
     dim: usize,
     scale: f32,
     p: *mut f32,
+    ahead: Ahead,
 ) {
     let queries = if HALF { S::QUERIES / 2 } else { S::QUERIES };
     let stride = if DIRECT { BLOCK_LEN } else { SPAN };
     for at in (0..SPAN).step_by(2 * S::N) {
         let mut acc = [[S::f_splat(0.0); 2]; 8];
         for d in 0..dim {
+            if DIRECT && at == 0 {
+                ahead.ask::<S>(d);
+            }
             let k0 = load_kv::<S, DIRECT>(k, d * stride + at);
             let k1 = load_kv::<S, DIRECT>(k, d * stride + at + S::N);
             for (i, acc) in acc.iter_mut().enumerate().take(queries) {
@@ -383,19 +428,22 @@ unsafe fn outputs<S: Simd, const DIRECT: bool>(
     dim: usize,
     o: *mut f32,
     half: bool,
+    ahead: Ahead,
 ) {
     let mut d = 0;
     while d < dim {
         let left = (dim - d) / S::N;
         d += S::N
             * match (S::QUERIES == 8, half) {
-                (true, false) if left >= 2 => output_chunk::<S, 8, 2, DIRECT>(p, v, count, dim, o, d),
-                (true, false) => output_chunk::<S, 8, 1, DIRECT>(p, v, count, dim, o, d),
-                (true, true) if left >= 4 => output_chunk::<S, 4, 4, DIRECT>(p, v, count, dim, o, d),
-                (false, false) if left >= 2 => output_chunk::<S, 4, 2, DIRECT>(p, v, count, dim, o, d),
-                (true, true) | (false, false) => output_chunk::<S, 4, 1, DIRECT>(p, v, count, dim, o, d),
-                (false, true) if left >= 4 => output_chunk::<S, 2, 4, DIRECT>(p, v, count, dim, o, d),
-                (false, true) => output_chunk::<S, 2, 1, DIRECT>(p, v, count, dim, o, d),
+                (true, false) if left >= 2 => output_chunk::<S, 8, 2, DIRECT>(p, v, count, dim, o, d, ahead),
+                (true, false) => output_chunk::<S, 8, 1, DIRECT>(p, v, count, dim, o, d, ahead),
+                (true, true) if left >= 4 => output_chunk::<S, 4, 4, DIRECT>(p, v, count, dim, o, d, ahead),
+                (false, false) if left >= 2 => output_chunk::<S, 4, 2, DIRECT>(p, v, count, dim, o, d, ahead),
+                (true, true) | (false, false) => {
+                    output_chunk::<S, 4, 1, DIRECT>(p, v, count, dim, o, d, ahead)
+                }
+                (false, true) if left >= 4 => output_chunk::<S, 2, 4, DIRECT>(p, v, count, dim, o, d, ahead),
+                (false, true) => output_chunk::<S, 2, 1, DIRECT>(p, v, count, dim, o, d, ahead),
             };
     }
 }
@@ -409,6 +457,7 @@ unsafe fn output_chunk<S: Simd, const Q: usize, const W: usize, const DIRECT: bo
     dim: usize,
     o: *mut f32,
     d: usize,
+    ahead: Ahead,
 ) -> usize {
     let mut acc = [[S::f_splat(0.0); W]; Q];
     for (query, acc) in acc.iter_mut().enumerate() {
@@ -417,6 +466,12 @@ unsafe fn output_chunk<S: Simd, const Q: usize, const W: usize, const DIRECT: bo
         }
     }
     for j in 0..count {
+        if DIRECT {
+            // Line `32 c + j` while working on values `32 c ..` of position `j`: each once.
+            for c in d.div_ceil(LINE)..(d + W * S::N).div_ceil(LINE) {
+                ahead.ask::<S>(c * SPAN + j);
+            }
+        }
         let mut value = [S::f_splat(0.0); W];
         for (w, value) in value.iter_mut().enumerate() {
             *value = load_kv::<S, DIRECT>(v, j * dim + d + w * S::N);
