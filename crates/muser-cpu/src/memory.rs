@@ -44,15 +44,24 @@ impl HugeBuffer {
         }
         let base = base.cast::<u8>();
         let at = base.wrapping_add(base.align_offset(HUGE));
+        let buffer = Self { base, mapped, at, len };
+        buffer.advise(0, len, huge);
+        Ok(buffer)
+    }
+
+    /// Asks for huge pages for bytes `from .. to` (rounded out to whole ones), or for none.
+    pub(crate) fn advise(&self, from: usize, to: usize, huge: bool) {
+        let (from, to) = (from / HUGE * HUGE, to.min(self.len.max(1)).next_multiple_of(HUGE));
         #[cfg(target_os = "linux")]
-        // SAFETY: the range lies inside the mapping; advice may fail without harm.
-        unsafe {
+        if from < to {
             let advice = if huge { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
-            libc::madvise(at.cast(), len.max(1).next_multiple_of(HUGE), advice);
+            // SAFETY: the range lies inside the mapping, which has room for `len` rounded up; advice may fail without harm.
+            unsafe {
+                libc::madvise(self.at.add(from).cast(), to - from, advice);
+            }
         }
         #[cfg(not(target_os = "linux"))]
-        let _ = huge;
-        Ok(Self { base, mapped, at, len })
+        let _ = (from, to, huge);
     }
 
     /// First byte.
@@ -75,12 +84,47 @@ impl Drop for HugeBuffer {
     }
 }
 
+/// Asks the system to take these bytes of a file map out of its cache now. Memory that is not a file's stays as it is.
+#[cfg(target_os = "linux")]
+pub(crate) fn drop_from_cache(bytes: &[u8]) {
+    const PAGE: usize = 4096;
+    // Whole pages; the one at the end still has bytes to be read, the one at the start has not.
+    let start = bytes.as_ptr() as usize / PAGE * PAGE;
+    let end = (bytes.as_ptr() as usize + bytes.len()) / PAGE * PAGE;
+    if start < end {
+        // SAFETY: the advice changes no byte of the range, whatever is mapped there; it may fail without harm.
+        unsafe {
+            libc::madvise(start as *mut libc::c_void, end - start, libc::MADV_PAGEOUT);
+        }
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn drop_from_cache(_bytes: &[u8]) {}
+
 /// Bytes that can be used without swapping, also inside a memory cgroup; `None` where the system does not say.
 pub fn available_bytes() -> Option<u64> {
     let info = std::fs::read_to_string("/proc/meminfo").ok()?;
     let free = meminfo_available(&info)?;
     let limit = cgroup_room().unwrap_or(u64::MAX);
     Some(free.min(limit))
+}
+
+/// Bytes that the system could hand out as huge pages at once, without moving anything; `None` where it does not say.
+pub(crate) fn free_huge_bytes() -> Option<usize> {
+    buddy_huge_bytes(&std::fs::read_to_string("/proc/buddyinfo").ok()?)
+}
+
+/// From `/proc/buddyinfo`: free runs of 2^order pages of 4 KiB, by order.
+fn buddy_huge_bytes(info: &str) -> Option<usize> {
+    let mut huge = 0;
+    for line in info.lines() {
+        let (_, counts) = line.split_once("zone")?;
+        for (order, count) in counts.split_whitespace().skip(1).enumerate().skip(9) {
+            huge += count.parse::<usize>().ok()?.checked_mul(4096 << order)?;
+        }
+    }
+    Some(huge)
 }
 
 /// `MemAvailable` of `/proc/meminfo`, in bytes.
@@ -114,6 +158,22 @@ mod tests {
         assert_eq!(meminfo_available("MemTotal: 5 kB\nMemAvailable:   24012 kB\n"), Some(24012 * 1024));
         assert_eq!(meminfo_available("MemTotal: 5 kB\n"), None);
         assert_eq!(meminfo_available("MemAvailable: many kB\n"), None);
+    }
+
+    #[test]
+    fn reads_buddyinfo() {
+        let info = "Node 0, zone      DMA      1 0 0 0 0 0 0 0 1 1 2\n\
+                    Node 0, zone   Normal    216 5 5 5 5 5 5 5 5 3 0\n";
+        assert_eq!(buddy_huge_bytes(info), Some((1 + 2 * 2 + 3) * HUGE));
+        assert_eq!(buddy_huge_bytes("nonsense\n"), None);
+    }
+
+    #[test]
+    fn dropping_from_the_cache_keeps_what_is_there() {
+        let bytes: Vec<u8> = (0..100_000u32).map(|i| i as u8).collect();
+        drop_from_cache(&bytes[1..]);
+        drop_from_cache(&bytes[..10]);
+        assert!(bytes.iter().enumerate().all(|(i, &b)| b == i as u8));
     }
 
     #[test]

@@ -5,6 +5,8 @@
 //! at load. The embedding table is never copied: one row of it is read per token.
 #![allow(unsafe_code, reason = "writes tile rows of one buffer from several threads")]
 
+use std::sync::{Mutex, PoisonError};
+
 use muser_backend::ExecError;
 use muser_backend::arith::{MatrixRole, Segments};
 use muser_gguf::GgmlType;
@@ -13,7 +15,7 @@ use muser_model::{Matrix, Model};
 use crate::kernels::layout::{BlockShape, TILE_ROWS};
 use crate::kernels::matmul::{MatrixView, Storage};
 use crate::kernels::unpack::Class;
-use crate::memory::{HugeBuffer, available_bytes};
+use crate::memory::{HugeBuffer, available_bytes, drop_from_cache, free_huge_bytes};
 use crate::options::Repack;
 use crate::pool::Pool;
 
@@ -91,7 +93,7 @@ impl Bound {
             let view = native(matrix, role)?;
             if let Some(shape) = BlockShape::of(matrix.ty) {
                 let tile_stride = view.tile_stride(shape);
-                jobs.push(Job { index, from: view, at: bytes, shape, tile_stride });
+                jobs.push(Job { index, matrix, from: view, at: bytes, shape, tile_stride });
                 bytes += tile_stride * view.tiles();
             }
             views.push(view);
@@ -114,8 +116,16 @@ impl Bound {
                 available,
             });
         }
-        let copy = HugeBuffer::new(bytes, true, "repacked weights")?;
-        repack_all(&jobs, &copy, pool)?;
+        // The file cannot stay in the system's cache beside the copy: what has been read goes first, and huge pages are
+        // asked for only while the system has some at hand. It would else move cached pages about to make them, which was
+        // seen to take several times as long as the copying.
+        let tight = available_bytes().is_some_and(|free| free < 2 * bytes as u64 + MARGIN);
+        let copy = HugeBuffer::new(bytes, !tight, "repacked weights")?;
+        repack_all(&jobs, &copy, tight, pool)?;
+        if tight {
+            // From now on the system may do so in the background.
+            copy.advise(0, bytes, true);
+        }
         for job in &jobs {
             views[job.index].storage = Storage::Repacked(copy.ptr().wrapping_add(job.at));
         }
@@ -124,21 +134,31 @@ impl Bound {
 }
 
 /// One matrix to repack: where its copy begins, and how.
-struct Job {
+struct Job<'a> {
     /// Number of its view.
     index: usize,
+    matrix: &'a Matrix,
     from: MatrixView,
     at: usize,
     shape: BlockShape,
     tile_stride: usize,
 }
 
+impl Job<'_> {
+    /// Tile rows that a thread takes at a time: about a megabyte.
+    fn chunk(&self) -> usize {
+        ((1 << 20) / self.tile_stride).clamp(1, 64)
+    }
+}
+
 /// Transposes all matrices, tile rows shared out among the threads.
-fn repack_all(jobs: &[Job], copy: &HugeBuffer, pool: &mut Pool) -> Result<(), ExecError> {
-    /// Tile rows that a thread takes at a time.
-    const CHUNK: usize = 4;
-    let chunks: Vec<usize> = jobs.iter().map(|job| job.from.tiles().div_ceil(CHUNK)).collect();
+///
+/// The file's pages are brought in a chunk at a time and leave the process again behind it, so that the model is not in
+/// memory twice; if memory is `tight`, they leave the system's cache as well.
+fn repack_all(jobs: &[Job<'_>], copy: &HugeBuffer, tight: bool, pool: &mut Pool) -> Result<(), ExecError> {
+    let chunks: Vec<usize> = jobs.iter().map(|job| job.from.tiles().div_ceil(job.chunk())).collect();
     let total = chunks.iter().sum();
+    let advised = Mutex::new(0);
     pool.run(&|worker| {
         // A thread's items ascend, so it finds its matrix by going on from the last one.
         let (mut matrix, mut first) = (0, 0);
@@ -148,22 +168,46 @@ fn repack_all(jobs: &[Job], copy: &HugeBuffer, pool: &mut Pool) -> Result<(), Ex
                 matrix += 1;
             }
             let job = &jobs[matrix];
-            let tile = (item - first) * CHUNK;
-            for tile in tile..(tile + CHUNK).min(job.from.tiles()) {
+            let tile = (item - first) * job.chunk();
+            let tiles = tile..(tile + job.chunk()).min(job.from.tiles());
+            let tile_bytes = TILE_ROWS * job.from.row_bytes;
+            let bytes = tiles.start * tile_bytes..tiles.end * tile_bytes;
+            if tight {
+                advise_up_to(copy, &advised, job.at + tiles.end * job.tile_stride);
+            }
+            job.matrix.will_read(bytes.clone());
+            for tile in tiles {
                 let to = copy.ptr().wrapping_add(job.at + tile * job.tile_stride);
                 // SAFETY: `to` begins a tile row of this job inside the copy, which no other item writes; the rows of
                 // the view are whole blocks of the map.
                 unsafe { repack_tile(job, tile, to) };
             }
+            if tight {
+                let bytes = bytes.start..bytes.end.min(job.matrix.bytes().len());
+                drop_from_cache(&job.matrix.bytes()[bytes]);
+            }
+            job.matrix.has_read(bytes);
         });
         Ok(())
     })
     .map_err(|what| ExecError::Device { device: "cpu".into(), what })
 }
 
+/// Decides about the pages of `copy` up to `end`, a stretch at a time: huge ones if there are enough at hand.
+fn advise_up_to(copy: &HugeBuffer, advised: &Mutex<usize>, end: usize) {
+    const STRETCH: usize = 64 << 20;
+    let mut advised = advised.lock().unwrap_or_else(PoisonError::into_inner);
+    while *advised < end {
+        if free_huge_bytes().is_some_and(|free| free > 2 * STRETCH) {
+            copy.advise(*advised, *advised + STRETCH, true);
+        }
+        *advised += STRETCH;
+    }
+}
+
 /// # Safety
 /// `to` is writable for a tile row.
-unsafe fn repack_tile(job: &Job, tile: usize, to: *mut u8) {
+unsafe fn repack_tile(job: &Job<'_>, tile: usize, to: *mut u8) {
     let m = &job.from;
     let Storage::Native(base) = m.storage else { return };
     let blocks = m.cols / job.shape.len;

@@ -1,9 +1,10 @@
 //! An open file or set of files: metadata by key, tensors by name, bytes of the map.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use crate::map::{IN_MEMORY, map_copy};
+use crate::map::{IN_MEMORY, bring, give_back, map_copy};
 use crate::split::{Shard, open_set};
 use crate::value::{Array, ByteStrings, Value};
 use crate::{GgmlType, GgufError};
@@ -104,6 +105,20 @@ impl GgufFile {
     /// All bytes of one file of the set.
     pub fn shard_bytes(&self, shard: usize) -> &[u8] {
         &self.shards[shard].map
+    }
+
+    /// Says that these bytes of a shard will be read once, soon: their pages are brought in together.
+    pub fn will_read(&self, shard: usize, bytes: Range<usize>) {
+        bring(&self.shards[shard].map, bytes.start, bytes.len());
+    }
+
+    /// Says that these bytes of a shard have been read and are not needed for now: their pages leave the process. Nothing
+    /// changes for a later reader but the time.
+    pub fn has_read(&self, shard: usize, bytes: Range<usize>) {
+        let shard = &self.shards[shard];
+        if shard.path.as_os_str() != IN_MEMORY {
+            give_back(&shard.map, bytes.start, bytes.len());
+        }
     }
 
     /// First byte of the data section of one file.

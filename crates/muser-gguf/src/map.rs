@@ -8,6 +8,8 @@
 use std::fs::File;
 use std::path::Path;
 
+#[cfg(target_os = "linux")]
+use memmap2::{Advice, UncheckedAdvice};
 use memmap2::{Mmap, MmapMut};
 
 use crate::GgufError;
@@ -42,6 +44,36 @@ pub(crate) fn map_copy(bytes: &[u8]) -> Result<Mmap, GgufError> {
     map.copy_from_slice(bytes);
     map.make_read_only().map_err(io)
 }
+
+/// How far ahead of the pages that are brought in the disk is asked for more.
+#[cfg(target_os = "linux")]
+const AHEAD: usize = 64 << 20;
+
+/// Brings pages of a map into the process now, in one call instead of a fault for every few of them. Only advice: nothing is
+/// different for the reader if the system refuses.
+#[cfg(target_os = "linux")]
+pub(crate) fn bring(map: &Mmap, offset: usize, len: usize) {
+    let _ = map.advise_range(Advice::PopulateRead, offset, len);
+    // Reading from the disk goes on while the caller works on these.
+    let ahead = (offset + AHEAD).min(map.len());
+    let _ = map.advise_range(Advice::WillNeed, ahead, len.min(map.len() - ahead));
+}
+
+/// Gives pages of a mapped file back: they leave the process, so that only the system's cache has them, which may let
+/// them go when memory is short. A later access brings them again.
+///
+/// `map` must be that of a file: pages of memory that is not a file's would lose what is in them.
+#[cfg(target_os = "linux")]
+pub(crate) fn give_back(map: &Mmap, offset: usize, len: usize) {
+    // SAFETY: the pages are those of a file that nobody writes through this map; they come back as they were.
+    let _ = unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, offset, len) };
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn bring(_map: &Mmap, _offset: usize, _len: usize) {}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn give_back(_map: &Mmap, _offset: usize, _len: usize) {}
 
 /// What error messages call a file without a path.
 pub(crate) const IN_MEMORY: &str = "(in memory)";

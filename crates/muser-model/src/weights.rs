@@ -5,6 +5,7 @@
 //! (some converters leave them out), since such files may also have the rows of Q and K in another order, which no key
 //! tells.
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -41,6 +42,16 @@ impl Matrix {
     /// All bytes, row after row.
     pub fn bytes(&self) -> &[u8] {
         &self.file.shard_bytes(self.shard)[self.offset..][..self.len]
+    }
+
+    /// Says that `bytes` of [`Self::bytes`] will be read once, soon.
+    pub fn will_read(&self, bytes: Range<usize>) {
+        self.file.will_read(self.shard, self.offset + bytes.start..self.offset + bytes.end.min(self.len));
+    }
+
+    /// Says that `bytes` of [`Self::bytes`] have been read and are not needed for now.
+    pub fn has_read(&self, bytes: Range<usize>) {
+        self.file.has_read(self.shard, self.offset + bytes.start..self.offset + bytes.end.min(self.len));
     }
 
     /// Bytes of one row.

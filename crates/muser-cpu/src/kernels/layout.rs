@@ -136,18 +136,71 @@ impl BlockShape {
     ) {
         for block in 0..count {
             let words = words.add(block * self.word_bytes());
-            for (r, row) in row.iter().enumerate() {
-                let from = row.add(block * self.bytes + self.words_at);
-                for j in 0..self.words {
-                    let word = from.add(4 * j).cast::<u32>().read_unaligned();
+            let from = block * self.bytes + self.words_at;
+            let whole = self.words / 4 * 4;
+            for j in (0..whole).step_by(4) {
+                let to: [*mut u8; 4] = std::array::from_fn(|i| words.wrapping_add(self.place(j + i) * 64));
+                for r in (0..TILE_ROWS).step_by(4) {
+                    let four = std::array::from_fn(|i| row[r + i].wrapping_add(from + 4 * j));
+                    transpose_four(&four, to.map(|to| to.wrapping_add(4 * r)));
+                }
+            }
+            for j in whole..self.words {
+                for (r, row) in row.iter().enumerate() {
+                    let word = row.add(from + 4 * j).cast::<u32>().read_unaligned();
                     words.add((self.place(j) * TILE_ROWS + r) * 4).cast::<u32>().write_unaligned(word);
                 }
             }
             let extra = extra.add(block * self.extra_bytes());
+            let from = block * self.bytes + self.extra_at;
             for (r, row) in row.iter().enumerate() {
-                let from = row.add(block * self.bytes + self.extra_at);
-                std::ptr::copy_nonoverlapping(from, extra.add(r * self.extra), self.extra);
+                match self.extra {
+                    0 => break,
+                    2 => extra
+                        .cast::<u16>()
+                        .add(r)
+                        .write_unaligned(row.add(from).cast::<u16>().read_unaligned()),
+                    _ => *extra.add(r) = *row.add(from),
+                }
             }
+        }
+    }
+}
+
+/// Asks for the cache line at `p`, which may be anywhere.
+#[inline(always)]
+pub(super) fn ask(p: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 processor has the instruction; it never faults.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(p.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
+}
+
+/// Four words of four rows: word `i` of row `r` goes to word `r` of `to[i]`.
+///
+/// # Safety
+/// All are valid for four words.
+#[inline(always)]
+unsafe fn transpose_four(from: &[*const u8; 4], to: [*mut u8; 4]) {
+    // Every x86-64 processor has these instructions.
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::*;
+        let [a, b, c, d] = from.map(|p| unsafe { _mm_loadu_si128(p.cast()) });
+        let (ab, cd) = (_mm_unpacklo_epi32(a, b), _mm_unpacklo_epi32(c, d));
+        let (ab_high, cd_high) = (_mm_unpackhi_epi32(a, b), _mm_unpackhi_epi32(c, d));
+        _mm_storeu_si128(to[0].cast(), _mm_unpacklo_epi64(ab, cd));
+        _mm_storeu_si128(to[1].cast(), _mm_unpackhi_epi64(ab, cd));
+        _mm_storeu_si128(to[2].cast(), _mm_unpacklo_epi64(ab_high, cd_high));
+        _mm_storeu_si128(to[3].cast(), _mm_unpackhi_epi64(ab_high, cd_high));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    for (r, from) in from.iter().enumerate() {
+        for (i, to) in to.iter().enumerate() {
+            to.cast::<u32>().add(r).write_unaligned(from.cast::<u32>().add(i).read_unaligned());
         }
     }
 }

@@ -7,7 +7,7 @@
 use muser_backend::arith::Segments;
 use muser_gguf::GgmlType;
 
-use super::layout::{BlockShape, TILE_ROWS};
+use super::layout::{BlockShape, TILE_ROWS, ask};
 use super::math::{tanh, tree_sum};
 use super::tile::PanelBlock;
 use super::unpack::{Class, Tile};
@@ -255,6 +255,12 @@ unsafe fn transpose_native(
         // A last tile that is not full repeats the last row; `finish` drops it.
         let index = (tile * TILE_ROWS + r).min(m.rows - 1);
         *row = base.add(index * m.row_bytes + block * per * shape.bytes);
+    }
+    // Sixteen rows are sixteen streams, too many for the hardware; the next tile row is one run of memory.
+    let next =
+        base.wrapping_add((tile + 1) * TILE_ROWS * m.row_bytes + block * per * shape.bytes * TILE_ROWS);
+    for line in (0..count * shape.bytes * TILE_ROWS).step_by(64) {
+        ask(next.wrapping_add(line));
     }
     let words = scratch.as_mut_ptr();
     let extra = words.add(4096);
