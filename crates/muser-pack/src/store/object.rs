@@ -2,7 +2,7 @@
 //!
 //! There is no catalog: an object is put with "only if there is none", and a manifest that verifies is visible. So a pack
 //! that was deleted and put back is not recognised here, and records are not offered. A segment is fetched in one request
-//! when it is opened. The endpoint is reached over plain HTTP or through whatever ends TLS in front of it.
+//! when it is opened.
 //!
 //! Calls block; the requests run on threads of the store's own, so a caller may itself be inside an async runtime.
 
@@ -52,6 +52,8 @@ pub struct BucketStore {
 impl BucketStore {
     /// Opens a bucket. Nothing is asked of it yet.
     pub fn open(options: &BucketOptions) -> Result<Self, PackError> {
+        // The first to set the process's provider wins, and every part of muser sets the same one.
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let mut builder = AmazonS3Builder::from_env()
             .with_bucket_name(&options.bucket)
             .with_allow_http(true)
