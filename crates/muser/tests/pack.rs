@@ -158,7 +158,7 @@ fn packs_travel_between_homes() {
     // A store looked at with another store's key.
     let packs = home.path("packs");
     let foreign = other.run(["pack", "ls", "--packs", packs.to_str().expect("a path")]);
-    assert!(foreign.stderr().contains("--key"), "{}", foreign.stderr());
+    assert!(foreign.stderr().contains("--pack-key-file"), "{}", foreign.stderr());
     assert!(foreign.failure(1).contains("foreign key"));
 }
 

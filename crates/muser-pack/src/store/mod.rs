@@ -16,7 +16,42 @@ pub use memory::MemoryStore;
 #[cfg(feature = "object-store")]
 pub use object::{BucketOptions, BucketStore};
 
+use std::path::Path;
+use std::sync::Arc;
+
 use crate::{Area, ObjectName, PackError};
+
+/// Opens the store that `place` names: `s3://BUCKET/PREFIX` (endpoint and credentials as the environment says, with the
+/// feature `object-store`), or else a folder that will hold at most `budget_bytes`.
+pub fn open_place(place: &Path, budget_bytes: Option<u64>) -> Result<Arc<dyn PackStore>, PackError> {
+    match place.to_str().and_then(|place| place.strip_prefix("s3://")) {
+        Some(bucket) => open_bucket(bucket),
+        None => Ok(Arc::new(DirStore::open(place, budget_bytes)?)),
+    }
+}
+
+#[cfg(feature = "object-store")]
+fn open_bucket(place: &str) -> Result<Arc<dyn PackStore>, PackError> {
+    let (bucket, prefix) = place.split_once('/').unwrap_or((place, ""));
+    let options = BucketOptions {
+        bucket: bucket.into(),
+        prefix: prefix.trim_matches('/').into(),
+        endpoint: None,
+        credentials: None,
+        request_timeout: std::time::Duration::from_secs(30),
+        retries: 4,
+    };
+    Ok(Arc::new(BucketStore::open(&options)?))
+}
+
+#[cfg(not(feature = "object-store"))]
+fn open_bucket(place: &str) -> Result<Arc<dyn PackStore>, PackError> {
+    Err(PackError::Caller {
+        what: "store in a bucket",
+        expected: "a build with the feature object-store".into(),
+        found: format!("s3://{place} in one without it"),
+    })
+}
 
 /// Outcome of [`PackStore::put`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

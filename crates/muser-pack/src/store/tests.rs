@@ -69,6 +69,21 @@ fn files_and_folders_are_the_owners_only() {
     }
 }
 
+#[test]
+fn a_place_is_a_folder_or_a_bucket() {
+    let root = tempfile::tempdir().expect("a folder");
+    let store = super::open_place(&root.path().join("packs"), Some(1000)).expect("a folder");
+    assert_eq!(store.usage().expect("usage").budget_bytes, Some(1000));
+    let bucket = super::open_place("s3://bucket/some/where".as_ref(), None);
+    if cfg!(feature = "object-store") {
+        assert_eq!(bucket.map(|store| store.describe()).ok().as_deref(), Some("bucket bucket/some/where"));
+    } else {
+        let error = bucket.err().expect("no such feature").to_string();
+        assert!(error.contains("object-store"), "{error}");
+    }
+    assert!(!std::path::Path::new("s3:").exists());
+}
+
 /// Uses several stores in turn.
 struct RoundRobin {
     stores: [DirStore; 3],

@@ -7,12 +7,15 @@ use clap::{Args, Subcommand};
 /// Arguments of `muser pack`.
 #[derive(Debug, Args)]
 pub struct PackArgs {
-    /// Folder of the packs; default: `packs` in muser's folder
+    /// Folder of the packs; default: `packs` in `MUSER_HOME`
     #[arg(long, global = true, value_name = "DIR")]
     pub packs: Option<PathBuf>,
-    /// Key file of the store; default: `keys/packs.key` in muser's folder
+    /// Key file of the store; default: `keys/packs.key` in `MUSER_HOME`
     #[arg(long, global = true, value_name = "FILE")]
-    pub key: Option<PathBuf>,
+    pub pack_key_file: Option<PathBuf>,
+    /// The store was made without encryption
+    #[arg(long, global = true)]
+    pub pack_plain: bool,
     /// What to do.
     #[command(subcommand)]
     pub command: PackCommand,

@@ -3,12 +3,10 @@
 use std::fs::OpenOptions;
 use std::io::{BufWriter, Write as _};
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use anyhow::{Result, anyhow, bail};
-use muser_pack::{
-    DirStore, Identity, KeyFile, KeyRing, Library, LibraryOptions, PackError, PackId, PackInfo, Refusal,
-};
+use muser_pack::store::open_place;
+use muser_pack::{Identity, KeyFile, KeyRing, Library, LibraryOptions, PackError, PackId, PackInfo, Refusal};
 
 use crate::cli::{
     PackArgs, PackCommand, PackExportArgs, PackGcArgs, PackImportArgs, PackKeyCommand, PackRmArgs,
@@ -19,7 +17,7 @@ use crate::output::{Console, HintExt as _, Progress, sanitize, usage_error};
 
 /// Runs the command.
 pub fn run(args: PackArgs, console: &Console) -> Result<()> {
-    let place = Place::of(args.packs, args.key)?;
+    let place = Place::of(args.packs, args.pack_key_file, args.pack_plain)?;
     match args.command {
         PackCommand::Ls(args) => list(&place, args.json, console),
         PackCommand::Show(args) => show(&place, &args),
@@ -40,21 +38,38 @@ pub fn run(args: PackArgs, console: &Console) -> Result<()> {
 struct Place {
     packs: PathBuf,
     key: PathBuf,
+    /// Where the newest state of the default store is remembered; other stores have no such place.
+    anchor: Option<PathBuf>,
+    plain: bool,
 }
 
 impl Place {
-    fn of(packs: Option<PathBuf>, key: Option<PathBuf>) -> Result<Self> {
-        let home = || env_vars::muser_home().ok_or_else(|| anyhow!("no home folder is known"));
-        let hint = "set MUSER_HOME, or give --packs and --key";
+    fn of(packs: Option<PathBuf>, key: Option<PathBuf>, plain: bool) -> Result<Self> {
+        let home = || {
+            let home = env_vars::muser_home().ok_or_else(|| anyhow!("no home folder is known"));
+            home.hint("set MUSER_HOME, or give --packs and --pack-key-file")
+        };
+        let default_key = home().map(|home| KeyFile::default_path(&home));
+        let anchor = match (&packs, &key, &default_key) {
+            (None, None, Ok(key)) => Some(key.with_extension("seen")),
+            _ => None,
+        };
         Ok(Self {
-            packs: packs.map_or_else(|| Ok(home().hint(hint)?.join("packs")), anyhow::Ok)?,
-            key: key.map_or_else(|| Ok(KeyFile::default_path(&home().hint(hint)?)), anyhow::Ok)?,
+            packs: packs.map_or_else(|| Ok(home()?.join("packs")), anyhow::Ok)?,
+            key: key.map_or(default_key, anyhow::Ok)?,
+            anchor,
+            plain,
         })
     }
 
     /// The store, if there is one: looking at it creates nothing.
     fn open(&self) -> Result<Option<Library>> {
-        if self.packs.join("catalog").exists() { self.open_with(&self.keys()?).map(Some) } else { Ok(None) }
+        let remote = self.packs.to_str().is_some_and(|place| place.starts_with("s3://"));
+        if remote || self.packs.join("catalog").exists() {
+            self.open_with(&self.keys()?).map(Some)
+        } else {
+            Ok(None)
+        }
     }
 
     fn open_existing(&self) -> Result<Library> {
@@ -62,10 +77,10 @@ impl Place {
     }
 
     fn open_with(&self, keys: &KeyRing) -> Result<Library> {
-        let store = DirStore::open(&self.packs, None)?;
-        let anchor = Some(self.key.with_extension("seen"));
-        let options = LibraryOptions { anchor, ..LibraryOptions::default() };
-        let opened = Library::open(Arc::new(store), keys.clone(), options);
+        let store = open_place(&self.packs, None)?;
+        let options =
+            LibraryOptions { anchor: self.anchor.clone(), encrypt: !self.plain, ..LibraryOptions::default() };
+        let opened = Library::open(store, keys.clone(), options);
         let hint = opened.as_ref().err().and_then(PackError::refusal).map(|reason| self.hint(reason));
         match hint {
             Some(hint) => opened.hint(hint),
@@ -80,7 +95,10 @@ impl Place {
     fn hint(&self, reason: &Refusal) -> String {
         match reason {
             Refusal::ForeignKey { .. } => {
-                format!("{} is not this store's key; give the right one with --key", self.key.display())
+                format!(
+                    "{} is not this store's key; give the right one with --pack-key-file",
+                    self.key.display()
+                )
             }
             Refusal::RolledBack { .. } => format!(
                 "if you put an old copy there yourself, remove {}",
