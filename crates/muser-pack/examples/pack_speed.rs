@@ -1,4 +1,4 @@
-//! How fast packs are restored, beside a plain read of the same files: `pack_speed FOLDER [BLOCKS]`.
+//! How fast packs are restored, beside a plain read of the same files: `pack_speed FOLDER [BLOCKS [CHUNK_KIB]]`.
 //!
 //! Blocks have the size of the full-size model. Each figure is the median of seven rounds over files in the page cache,
 //! the three ways taken in turn; one line of JSON a figure.
@@ -58,9 +58,13 @@ struct Case {
     files: Vec<PathBuf>,
 }
 
-fn prepare(folder: &Path, blocks: usize, encrypt: bool) -> Result<Case, Box<dyn std::error::Error>> {
+fn prepare(
+    folder: &Path,
+    blocks: usize,
+    options: LibraryOptions,
+) -> Result<Case, Box<dyn std::error::Error>> {
     let store = Arc::new(DirStore::open(folder, None)?);
-    let options = LibraryOptions { encrypt, ..LibraryOptions::default() };
+    let encrypt = options.encrypt;
     let library = Library::open(store, KeyRing::generate()?, options)?;
     let scope = library.scope(identity(), "");
     let units: Vec<_> = (0..blocks * 256).map(|i| Unit::token(i as u32)).collect();
@@ -145,13 +149,17 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args_os().skip(1);
-    let folder = PathBuf::from(args.next().ok_or("usage: pack_speed FOLDER [BLOCKS]")?);
+    let folder = PathBuf::from(args.next().ok_or("usage: pack_speed FOLDER [BLOCKS [CHUNK_KIB]]")?);
     let blocks = match args.next() {
         Some(blocks) => blocks.to_string_lossy().parse()?,
         None => 16,
     };
-    let sealed = prepare(&folder.join("sealed"), blocks, true)?;
-    let plain = prepare(&folder.join("plain"), blocks, false)?;
+    let mut options = LibraryOptions::default();
+    if let Some(chunk_kib) = args.next() {
+        options.chunk_bytes = chunk_kib.to_string_lossy().parse::<u32>()? << 10;
+    }
+    let sealed = prepare(&folder.join("sealed"), blocks, options.clone())?;
+    let plain = prepare(&folder.join("plain"), blocks, LibraryOptions { encrypt: false, ..options })?;
     let mut memory = vec![0_u8; sealed.plan.bytes()];
     type Way = fn(&Case, &mut [u8], usize) -> Result<(), Box<dyn std::error::Error>>;
     for threads in [1, 2] {
