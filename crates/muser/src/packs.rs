@@ -1,14 +1,14 @@
 //! Packs for the commands that compute: the store in a folder, its keys, and the bridge to the engine.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use muser_backend::ExecutorInfo;
 use muser_engine::PrefixSource;
 use muser_model::{Draft, Model};
-use muser_pack::{DirStore, FingerprintCache, KeyFile, KeyRing, Library, LibraryOptions};
+use muser_pack::store::open_place;
+use muser_pack::{FingerprintCache, KeyFile, KeyRing, Library, LibraryOptions};
 use muser_prefix::{PackOptions, PackSource, PackUse, identity_of, weights_root};
 
 use crate::cli::PackStoreArgs;
@@ -56,7 +56,7 @@ pub fn open_library(folder: &PackFolder, args: &PackStoreArgs) -> anyhow::Result
     };
     let keys = KeyFile::open_or_create(&key_path)
         .hint("packs are sealed with this key file: keep it private and do not lose it")?;
-    let store = DirStore::open(&dir, Some(args.pack_mib << 20)).with_context(|| dir.display().to_string())?;
+    let store = open_place(&dir, Some(args.pack_mib << 20)).with_context(|| dir.display().to_string())?;
     // Only the default store has a place beside its keys where its newest state can be remembered.
     let anchor = home.filter(|_| *folder == PackFolder::Default && args.pack_key_file.is_none());
     let options = LibraryOptions {
@@ -64,9 +64,8 @@ pub fn open_library(folder: &PackFolder, args: &PackStoreArgs) -> anyhow::Result
         anchor: anchor.map(|home| home.join("keys").join("packs.seen")),
         ..LibraryOptions::default()
     };
-    let library = Library::open(Arc::new(store), keys.clone(), options)
-        .with_context(|| dir.display().to_string())
-        .hint(
+    let library =
+        Library::open(store, keys.clone(), options).with_context(|| dir.display().to_string()).hint(
             "`muser pack ls` and `muser pack verify` say more; other packs may be kept in another folder",
         )?;
     Ok((library, keys))
