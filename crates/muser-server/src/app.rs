@@ -10,6 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use muser_gguf::GgufFile;
 use ring::rand::{SecureRandom as _, SystemRandom};
+use tokio::task::spawn_blocking;
 
 use crate::auth::Keys;
 use crate::backend::{Backend, Snapshot};
@@ -127,14 +128,15 @@ impl App {
         self.packs.get().ok_or_else(ApiError::no_packs)
     }
 
-    /// The engine's state, with what is known of packs.
-    pub fn snapshot(&self, loaded: &Loaded) -> Snapshot {
+    /// The engine's state, with what is known of packs. Their store may have to be asked over a network.
+    pub async fn snapshot(&self, loaded: &Loaded) -> Snapshot {
         let mut now = loaded.backend.snapshot();
-        if let Some(packs) = self.packs.get() {
-            let library = packs.library();
-            now.pack_refusals = library.counters().snapshot().refused().collect();
-            now.packs = library.packs().len() as u64;
-            now.pack_bytes = library.store().usage().map_or(0, |usage| usage.held_bytes);
+        if let Some(packs) = self.packs.get().cloned()
+            && let Ok(packs) = spawn_blocking(move || packs.figures()).await
+        {
+            now.pack_refusals = packs.refusals;
+            now.packs = packs.count;
+            now.pack_bytes = packs.held_bytes;
         }
         now
     }

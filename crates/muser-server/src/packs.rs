@@ -59,6 +59,17 @@ impl Kept {
     }
 }
 
+/// What operators want to know of the store.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PackFigures {
+    /// Packs.
+    pub count: u64,
+    /// Bytes of the store.
+    pub held_bytes: u64,
+    /// Objects that were not believed, by reason.
+    pub refusals: Vec<(&'static str, u64)>,
+}
+
 /// The store of packs that the loaded model reads and writes.
 pub struct Packs {
     library: Library,
@@ -82,6 +93,15 @@ impl Packs {
     /// The library.
     pub fn library(&self) -> &Library {
         &self.library
+    }
+
+    /// How much there is, and what was not believed. May wait for the store.
+    pub fn figures(&self) -> PackFigures {
+        PackFigures {
+            count: self.library.packs().len() as u64,
+            held_bytes: self.library.store().usage().map_or(0, |usage| usage.held_bytes),
+            refusals: self.library.counters().snapshot().refused().collect(),
+        }
     }
 
     /// Whether a pack belongs to the loaded model as it computes now.

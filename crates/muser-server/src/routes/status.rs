@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::app::SharedApp;
 use crate::describe;
-use crate::error::Dialect;
+use crate::error::{ApiError, Dialect};
 use crate::metrics::CONTENT_TYPE;
 
 /// `GET /health`: 200 only when a request would be taken.
@@ -21,49 +21,51 @@ pub async fn metrics(State(app): State<SharedApp>) -> Response {
     let Some(loaded) = app.loaded_if_any() else {
         return Dialect::OpenAi.answer(app.loaded().map(|_| ().into_response()));
     };
-    let text = loaded.metrics.encode(&app.snapshot(loaded));
+    let text = loaded.metrics.encode(&app.snapshot(loaded).await);
     ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response()
 }
 
 /// `GET /status`: what the page shows.
 pub async fn status(State(app): State<SharedApp>) -> Response {
-    let outcome = app.loaded().map(|loaded| {
-        let now = app.snapshot(loaded);
-        let slots: Vec<Value> = now
-            .slots
-            .iter()
-            .map(|slot| {
-                json!({
-                    "id": slot.id,
-                    "busy": slot.busy,
-                    "prompt_tokens": slot.prompt_tokens,
-                    "processed_tokens": slot.processed_tokens,
-                    "cached_tokens": slot.cached_tokens,
-                    "generated_tokens": slot.generated_tokens,
-                })
+    Dialect::OpenAi.answer(run_status(&app).await)
+}
+
+async fn run_status(app: &SharedApp) -> Result<Response, ApiError> {
+    let loaded = app.loaded()?;
+    let now = app.snapshot(loaded).await;
+    let slots: Vec<Value> = now
+        .slots
+        .iter()
+        .map(|slot| {
+            json!({
+                "id": slot.id,
+                "busy": slot.busy,
+                "prompt_tokens": slot.prompt_tokens,
+                "processed_tokens": slot.processed_tokens,
+                "cached_tokens": slot.cached_tokens,
+                "generated_tokens": slot.generated_tokens,
             })
-            .collect();
-        Json(json!({
-            "model": {"name": loaded.facts.name, "context_tokens": loaded.facts.context_tokens},
-            "device": loaded.backend.device(),
-            "packs": app.packs().is_ok().then(|| json!({
-                "count": now.packs,
-                "bytes": now.pack_bytes,
-                "looked_up_tokens": now.external_queries,
-                "restored_tokens": now.external_hits,
-            })),
-            "running": now.running,
-            "waiting": now.waiting,
-            "slots": slots,
-            "kv": {
-                "used_bytes": now.kv_bytes_used,
-                "kept_bytes": now.kv_bytes_kept,
-                "total_bytes": now.kv_bytes_total,
-            },
-        }))
-        .into_response()
-    });
-    Dialect::OpenAi.answer(outcome)
+        })
+        .collect();
+    Ok(Json(json!({
+        "model": {"name": loaded.facts.name, "context_tokens": loaded.facts.context_tokens},
+        "device": loaded.backend.device(),
+        "packs": app.packs().is_ok().then(|| json!({
+            "count": now.packs,
+            "bytes": now.pack_bytes,
+            "looked_up_tokens": now.external_queries,
+            "restored_tokens": now.external_hits,
+        })),
+        "running": now.running,
+        "waiting": now.waiting,
+        "slots": slots,
+        "kv": {
+            "used_bytes": now.kv_bytes_used,
+            "kept_bytes": now.kv_bytes_kept,
+            "total_bytes": now.kv_bytes_total,
+        },
+    }))
+    .into_response())
 }
 
 /// `GET /openapi.json`.
