@@ -123,7 +123,10 @@ fn read_plainly(files: &[PathBuf], threads: usize) -> Result<(f64, u64), Fault> 
     };
     let bytes: u64 = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..threads).map(|part| scope.spawn(move || work(part))).collect();
-        threads.into_iter().map(|thread| thread.join().map_or(Ok(0), |read| read)).sum::<std::io::Result<u64>>()
+        threads
+            .into_iter()
+            .map(|thread| thread.join().map_or(Ok(0), |read| read))
+            .sum::<std::io::Result<u64>>()
     })?;
     Ok((began.elapsed().as_secs_f64(), bytes))
 }
@@ -163,7 +166,8 @@ fn main() -> Result<(), Fault> {
     let context = tokens + DECODE_TOKENS as usize + 64;
     let bench = Bench { model, keys: KeyRing::generate()?, folder, context };
     // One more than whole blocks: a row must be computed to have logits.
-    let prompt: Vec<u32> = (0..=tokens as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 7) % (vocab / 2)).collect();
+    let prompt: Vec<u32> =
+        (0..=tokens as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 7) % (vocab / 2)).collect();
     let mut tests = Vec::new();
     let threads = PackOptions::default().fetch_threads;
     let mut restore_medians = Vec::new();
@@ -184,7 +188,11 @@ fn main() -> Result<(), Fault> {
         let counters = running.packs.library().counters().snapshot();
         let publish_ms = began.elapsed().as_secs_f64() * 1e3;
         let rate = counters.published_bytes as f64 / publish_ms / 1e6;
-        tests.push(test(&format!("publish, {label}, idle engine"), &[publish_ms], &format!(", \"gb_s\": {rate:.3}")));
+        tests.push(test(
+            &format!("publish, {label}, idle engine"),
+            &[publish_ms],
+            &format!(", \"gb_s\": {rate:.3}"),
+        ));
         let mut files = Vec::new();
         large_files(&bench.store(encrypt), &mut files)?;
         let (mut to_first, mut restore, mut plain_one, mut plain_all) = (vec![], vec![], vec![], vec![]);
@@ -227,7 +235,11 @@ fn main() -> Result<(), Fault> {
                 speed / all
             ),
         ));
-        tests.push(test(&format!("plain read, {label}, 1 thread"), &plain_one, &format!(", \"gb_s\": {one:.3}")));
+        tests.push(test(
+            &format!("plain read, {label}, 1 thread"),
+            &plain_one,
+            &format!(", \"gb_s\": {one:.3}"),
+        ));
         tests.push(test(
             &format!("plain read, {label}, {threads} threads"),
             &plain_all,

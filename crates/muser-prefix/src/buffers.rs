@@ -6,7 +6,7 @@ use std::time::Duration;
 /// How often a thread that waits for memory looks whether it is still wanted.
 const LOOK: Duration = Duration::from_millis(10);
 /// Buffers that are kept when none is in use.
-const MOST_SPARE: usize = 2;
+const MOST_SPARE: usize = 4;
 
 #[derive(Debug, Default)]
 struct State {

@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use muser_engine::{PrefixOffer, PrefixQuery, PrefixSource};
-use muser_kv::Unit;
+use muser_kv::{KvGroup, Unit};
 use muser_pack::{Library, PackId, Scope};
 
 use crate::PackFigures;
@@ -27,7 +27,8 @@ const MOST_REQUESTS: usize = 4096;
 pub struct PackOptions {
     /// Threads that fetch and verify.
     pub fetch_threads: usize,
-    /// Most bytes between store and engine.
+    /// Most bytes between store and engine. Two blocks for each thread are used at most: buffers that are used again are
+    /// in the processor's caches, and fresh pages would cost more than the copy into them.
     pub ahead_bytes: usize,
     /// Keep what is computed. Without it only what is there is used.
     pub publish: bool,
@@ -86,13 +87,15 @@ impl PackSource {
     /// # Errors
     /// The system gives no threads.
     pub fn start(library: Library, scope: Scope, options: PackOptions) -> std::io::Result<(Self, PackUse)> {
+        let block_bytes = scope.block_bytes(KvGroup::Full).max(scope.block_bytes(KvGroup::Sliding));
+        let ahead_bytes = options.ahead_bytes.min(2 * options.fetch_threads.max(1) * block_bytes);
         let shared = Arc::new(Shared {
             library,
             scope,
             queries: WorkQueue::new(MOST_REQUESTS),
             fetches: WorkQueue::new(MOST_REQUESTS),
             offers: WorkQueue::new(MOST_OFFERS),
-            buffers: Buffers::new(options.ahead_bytes),
+            buffers: Buffers::new(ahead_bytes),
             counters: Counters::default(),
             hurries: AtomicUsize::new(0),
             closed: AtomicBool::new(false),

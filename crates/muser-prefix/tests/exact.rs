@@ -62,7 +62,7 @@ fn random_prompts_after_restarts_give_what_an_uninterrupted_run_gives() {
 fn a_session_goes_on_after_a_restart_as_if_it_had_not_stopped() {
     let mut cuts = vec![255, 256, 257, 511, 513];
     if long() {
-        cuts.extend([2047, 2048, 2049, 4097]);
+        cuts.extend([2047, 2048, 2049, 3841]);
     }
     let stem = Rng(5).tokens(4200);
     let uninterrupted = alone();
