@@ -60,7 +60,7 @@ impl Buffers {
     /// For steps of up to `rows` rows; the panels only for the kinds of types that there are.
     pub(crate) fn new(w: Widths, rows: usize, super_blocks: bool, small_blocks: bool) -> Self {
         let of = |width: usize| vec![0.0f32; rows * width];
-        let widest = rows * w.hidden.max(w.ffn).max(w.q);
+        let widest = w.hidden.max(w.ffn).max(w.q);
         Self {
             h: of(w.hidden),
             a: of(w.hidden),
@@ -73,7 +73,7 @@ impl Buffers {
             ffn_gate: of(w.ffn),
             ffn_up: of(w.ffn),
             rope: of(w.head_dim),
-            panels: PanelBuffers::new(widest, super_blocks, small_blocks),
+            panels: PanelBuffers::new(rows, widest, super_blocks, small_blocks),
         }
     }
 

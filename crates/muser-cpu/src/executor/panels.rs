@@ -1,6 +1,6 @@
 //! Memory of quantised activation rows, in the forms that matrices of a model read.
 
-use crate::kernels::matmul::{Input, Panels, SUPER_SUMS};
+use crate::kernels::matmul::{Input, PANEL, Panels, SUPER_SUMS};
 use crate::kernels::rows::QuantTarget;
 
 /// Panels for products with super-block types and with small-block types; each is empty if no matrix needs it.
@@ -14,8 +14,9 @@ pub(crate) struct PanelBuffers {
 }
 
 impl PanelBuffers {
-    /// Room for `values` values: rows times the widest input.
-    pub(crate) fn new(values: usize, super_blocks: bool, small_blocks: bool) -> Self {
+    /// Room for rows of up to `width` values.
+    pub(crate) fn new(rows: usize, width: usize, super_blocks: bool, small_blocks: bool) -> Self {
+        let values = rows.next_multiple_of(PANEL) * width;
         let large = if super_blocks { values } else { 0 };
         let small = if small_blocks { values } else { 0 };
         Self {

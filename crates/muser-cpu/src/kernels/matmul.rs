@@ -19,10 +19,18 @@ pub(crate) const PANEL: usize = 8;
 /// Row tiles whose accumulators are kept together when there are many activation rows.
 pub(crate) const RUN_TILES: usize = 4;
 
-/// First row and width of the panel of row `row`, of `rows` rows: panels of eight, then what is left in powers of two, so
-/// that every panel has a kernel of exactly its width.
+/// Rows that panels are made for: seven rows left over take a panel of eight, because three passes over a tile (of four,
+/// two and one) cost more than a row that nobody asked for. That one is zeros and its results are dropped.
+#[inline]
+pub(crate) fn panel_rows(rows: usize) -> usize {
+    rows + usize::from(rows % PANEL == 7)
+}
+
+/// First row and width of the panel of row `row`, of `rows` rows: panels of eight, then what is left ([`panel_rows`]) in
+/// powers of two, so that every panel has a kernel of exactly its width.
 #[inline]
 pub(crate) fn panel_of(row: usize, rows: usize) -> (usize, usize) {
+    let rows = panel_rows(rows);
     let first = row / PANEL * PANEL;
     let (mut first, mut left) = (first, (rows - first).min(PANEL));
     loop {
@@ -82,7 +90,7 @@ impl MatrixView {
 
 /// Quantised activation rows in panels; which of the arrays a type uses follows from its [`Class`].
 ///
-/// A panel has width `w` of 8, 4, 2 or 1 ([`panel_of`]); its arrays begin at its first row times the size of one row.
+/// A panel has width `w` of 8, 4, 2 or 1 ([`panel_of`]; the arrays are long enough for [`panel_rows`]); its arrays begin at its first row times the size of one row.
 /// `q` is `[k / 4][w]` words; `d` `[k / 256][w]` or `[k / 32][w]`; `sums` is `[k / 256][28][w]` (8 pairs of sums of
 /// 16, 4 pairs of sums of 32, 16 sums of 16 times -32) for super-block types, and `[k / 32][w]` followed by `[k / 16][w]` for small-block types.
 #[derive(Clone, Copy)]
@@ -134,7 +142,7 @@ pub(crate) struct Scratch {
 impl Scratch {
     /// For steps of up to `max_rows` rows.
     pub(crate) fn new(max_rows: usize) -> Self {
-        let len = RUN_TILES * max_rows.max(1) * TILE_ROWS;
+        let len = RUN_TILES * max_rows.max(1).next_multiple_of(PANEL) * TILE_ROWS;
         Self {
             tile: Box::new(Tile::zeroed()),
             words: Box::new([0; SCRATCH]),
@@ -169,7 +177,7 @@ pub(crate) unsafe fn product_run(
                 climb(&kernels.fused, x, lanes, |kernel, x, lanes| {
                     kernel(&p.matrix, shape, tile, x, &mut scratch.words, lanes);
                 });
-                for t in 0..x.width {
+                for t in 0..x.width.min(n - row) {
                     (kernels.finish)(p, tile, row + t, lanes.add(t * TILE_ROWS));
                 }
                 row += x.width;
@@ -177,14 +185,15 @@ pub(crate) unsafe fn product_run(
         }
         return;
     }
-    let values = count * n * TILE_ROWS;
+    let padded = panel_rows(n);
+    let values = count * padded * TILE_ROWS;
     let segments = p.matrix.segments;
     for segment in 0..segments.count() {
         scratch.acc[..values].fill(0.0);
         for block in segments.range(segment) {
             for tile in 0..count {
                 let (words, extra) = fetch(&p.matrix, shape, first + tile, block, &mut scratch.words);
-                let acc = scratch.acc.as_mut_ptr().add(tile * n * TILE_ROWS);
+                let acc = scratch.acc.as_mut_ptr().add(tile * padded * TILE_ROWS);
                 let inputs = (k - block * 256).min(256);
                 let unpack = if class.is_super() { kernels.unpack_super } else { kernels.unpack_small };
                 unpack(p.matrix.ty, words, extra, inputs, &mut scratch.tile);
@@ -210,7 +219,7 @@ pub(crate) unsafe fn product_run(
     }
     for tile in 0..count {
         for row in 0..n {
-            let lanes = scratch.total.as_mut_ptr().add((tile * n + row) * TILE_ROWS);
+            let lanes = scratch.total.as_mut_ptr().add((tile * padded + row) * TILE_ROWS);
             (kernels.finish)(p, first + tile, row, lanes);
         }
     }

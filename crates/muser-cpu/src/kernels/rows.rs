@@ -91,7 +91,8 @@ pub(crate) unsafe fn add_post_norm<S: Simd>(
     sums.next_factor(c, eps)
 }
 
-/// Quantises values `from .. to` of row `row` (multiples of 256 unless `to` is the end of the row).
+/// Quantises values `from .. to` of row `row` (multiples of 256 unless `to` is the end of the row). With the last row come
+/// the zeros of the rows that fill its panel.
 ///
 /// # Safety
 /// `x` is valid for `k` values, the panels for all rows; nobody else writes this part of them.
@@ -105,49 +106,100 @@ pub(crate) unsafe fn quantize<S: Simd>(
 ) {
     let (panel_row, width) = panel_of(row, target.rows);
     let t = row - panel_row;
+    let empty = if row + 1 == target.rows { t + 1..width } else { 0..0 };
     let k = target.k;
     let mut codes = [0i8; 256];
     for at in (from..to).step_by(256) {
         let len = (to - at).min(256);
         let block = at / 256;
         if let Some(p) = target.super_blocks {
-            let d = quantize_block::<S>(x.add(at), &mut codes[..len]);
-            *p.d.add(panel_row * (k / 256) + block * width + t) = d;
-            store_codes(&codes[..len], p.q.add(panel_row * k + at * width), width, t);
-            let sums = p.sums.add(panel_row * (k / 256) * SUPER_SUMS + block * SUPER_SUMS * width + t);
-            let s16: [i32; 16] =
-                std::array::from_fn(|g| codes[16 * g..16 * g + 16].iter().map(|&q| i32::from(q)).sum());
-            let s32: [i32; 8] = std::array::from_fn(|g| s16[2 * g] + s16[2 * g + 1]);
-            let pair = |s: &[i32], p: usize| {
-                let first = p / 2 * 4 + p % 2;
-                (s[first] & 0xffff) | (s[first + 2] << 16)
+            let to = SuperBlock {
+                q: p.q.add(panel_row * k + at * width),
+                d: p.d.add(panel_row * (k / 256) + block * width),
+                sums: p.sums.add(panel_row * (k / 256) * SUPER_SUMS + block * SUPER_SUMS * width),
+                width,
             };
-            for i in 0..8 {
-                *sums.add(i * width) = pair(&s16, i);
-            }
-            for i in 0..4 {
-                *sums.add((8 + i) * width) = pair(&s32, i);
-            }
-            for (i, sum) in s16.iter().enumerate() {
-                *sums.add((12 + i) * width) = -32 * sum;
+            let d = quantize_block::<S>(x.add(at), &mut codes[..len]);
+            to.store(t, &codes[..len], d);
+            for t in empty.clone() {
+                to.store(t, &[0; 256][..len], 0.0);
             }
         }
         if let Some(p) = target.small_blocks {
+            let (all_d, all_sums) = (p.d.add(panel_row * (k / 32)), p.sums.add(panel_row * (k / 32) * 3));
             for small in 0..len / 32 {
                 let at = at + small * 32;
                 let b = at / 32;
+                let to = SmallBlock {
+                    q: p.q.add(panel_row * k + at * width),
+                    d: all_d.add(b * width),
+                    sum: all_sums.add(b * width),
+                    halves: all_sums.add((k / 32 + 2 * b) * width),
+                    width,
+                };
                 let d = quantize_block::<S>(x.add(at), &mut codes[..32]);
-                *p.d.add(panel_row * (k / 32) + b * width + t) = d;
-                store_codes(&codes[..32], p.q.add(panel_row * k + at * width), width, t);
-                let low: i32 = codes[..16].iter().map(|&q| i32::from(q)).sum();
-                let high: i32 = codes[16..32].iter().map(|&q| i32::from(q)).sum();
-                let sums = p.sums.add(panel_row * (k / 32) * 3);
-                *sums.add(b * width + t) = low + high;
-                let s16 = sums.add((k / 32 + 2 * b) * width + t);
-                *s16 = low;
-                *s16.add(width) = high;
+                to.store(t, &codes[..32], d);
+                for t in empty.clone() {
+                    to.store(t, &[0; 32], 0.0);
+                }
             }
         }
+    }
+}
+
+/// Where 256 values of a panel go for super-block types.
+struct SuperBlock {
+    q: *mut u8,
+    d: *mut f32,
+    sums: *mut i32,
+    width: usize,
+}
+
+impl SuperBlock {
+    #[inline(always)]
+    unsafe fn store(&self, t: usize, codes: &[i8], d: f32) {
+        let width = self.width;
+        *self.d.add(t) = d;
+        store_codes(codes, self.q, width, t);
+        let sums = self.sums.add(t);
+        let s16: [i32; 16] =
+            std::array::from_fn(|g| codes[16 * g..16 * g + 16].iter().map(|&q| i32::from(q)).sum());
+        let s32: [i32; 8] = std::array::from_fn(|g| s16[2 * g] + s16[2 * g + 1]);
+        let pair = |s: &[i32], p: usize| {
+            let first = p / 2 * 4 + p % 2;
+            (s[first] & 0xffff) | (s[first + 2] << 16)
+        };
+        for i in 0..8 {
+            *sums.add(i * width) = pair(&s16, i);
+        }
+        for i in 0..4 {
+            *sums.add((8 + i) * width) = pair(&s32, i);
+        }
+        for (i, sum) in s16.iter().enumerate() {
+            *sums.add((12 + i) * width) = -32 * sum;
+        }
+    }
+}
+
+/// Where 32 values of a panel go for small-block types.
+struct SmallBlock {
+    q: *mut u8,
+    d: *mut f32,
+    sum: *mut i32,
+    halves: *mut i32,
+    width: usize,
+}
+
+impl SmallBlock {
+    #[inline(always)]
+    unsafe fn store(&self, t: usize, codes: &[i8], d: f32) {
+        *self.d.add(t) = d;
+        store_codes(codes, self.q, self.width, t);
+        let low: i32 = codes[..16].iter().map(|&q| i32::from(q)).sum();
+        let high: i32 = codes[16..32].iter().map(|&q| i32::from(q)).sum();
+        *self.sum.add(t) = low + high;
+        *self.halves.add(t) = low;
+        *self.halves.add(self.width + t) = high;
     }
 }
 

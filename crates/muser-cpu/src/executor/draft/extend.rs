@@ -58,7 +58,7 @@ impl ExtendBuffers {
         let class = |m: &MatrixView| Class::of(m.ty);
         let panels = |width: usize, classes: &[Class]| {
             let has = |wanted: bool| classes.iter().any(|class| class.is_super() == wanted);
-            PanelBuffers::new(max_rows * width, has(true), has(false))
+            PanelBuffers::new(max_rows, width, has(true), has(false))
         };
         let kv_classes: Vec<Class> =
             layers.iter().flat_map(|l| [class(&l.attn_k), class(&l.attn_v)]).flatten().collect();
