@@ -30,7 +30,7 @@ impl Served {
         let mut lines = BufReader::new(stderr).lines();
         for line in lines.by_ref().map_while(Result::ok) {
             if let Some((_, rest)) = line.split_once("listening on http://") {
-                address = rest.split([',', ' ', '/']).next().unwrap_or_default().to_owned();
+                rest.split([',', ' ', '/']).next().unwrap_or_default().clone_into(&mut address);
             }
             if line.contains("ready") {
                 break;
