@@ -2,6 +2,18 @@
 
 use std::time::Duration;
 
+use crate::sampler::DraftSampling;
+
+/// How many tokens a draft proposes for a sequence in a round.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DraftLength {
+    /// As many as pay, by measured costs and acceptance; none where none do.
+    #[default]
+    Auto,
+    /// Always so many, as far as the draft can; 0 leaves it idle.
+    Fixed(usize),
+}
+
 /// Settings of an engine; they do not change while it runs.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
@@ -33,9 +45,10 @@ pub struct EngineConfig {
     pub event_ring: usize,
     /// How long a sequence stays paused for its reader before it is dropped.
     pub slow_reader_timeout: Duration,
-    /// Proposals per round when the executor has a draft model: they are verified with the next step and never change a
-    /// token. 0 turns drafting off.
-    pub draft_tokens: usize,
+    /// Proposals per round when the executor has a draft model; they are verified with the next step.
+    pub draft_length: DraftLength,
+    /// How proposals for sampled sequences are drawn and verified.
+    pub draft_sampling: DraftSampling,
     /// Positions beyond the window that stay in memory (draft verification writes that far ahead).
     pub window_slack: usize,
     /// Shortest part of a known block worth copying so that a request can continue inside it (positions).
@@ -64,7 +77,8 @@ impl Default for EngineConfig {
             queue_timeout: None,
             event_ring: 256,
             slow_reader_timeout: Duration::from_secs(30),
-            draft_tokens: 0,
+            draft_length: DraftLength::Auto,
+            draft_sampling: DraftSampling::Exact,
             window_slack: 16,
             min_copy_tokens: 16,
             source_timeout: Duration::from_millis(500),

@@ -38,12 +38,6 @@ pub(crate) enum Turn {
     Stopped,
 }
 
-/// Proposes tokens after those of a sequence, to be verified in its next step.
-pub(crate) trait Propose: Send {
-    /// Appends proposals for the positions after `tokens` to `drafts`.
-    fn propose(&mut self, tokens: &[u32], drafts: &mut Vec<u32>);
-}
-
 pub(crate) struct Driver {
     pub(crate) executor: Box<dyn Executor>,
     pub(crate) scheduler: Scheduler,
@@ -54,7 +48,6 @@ pub(crate) struct Driver {
     pub(crate) mask: TokenMask,
     /// Bytes of a block on its way from one place to another.
     pub(crate) copy_buffer: Vec<u8>,
-    pub(crate) proposer: Option<Box<dyn Propose>>,
     pub(crate) draft: DraftRounds,
     pub(crate) hidden: usize,
     pub(crate) vocab: usize,
@@ -131,7 +124,6 @@ impl Driver {
             sampler: Sampler::new(),
             mask: TokenMask::new(geometry.vocab),
             copy_buffer: Vec::new(),
-            proposer: None,
             draft: DraftRounds::new(&info, config),
             hidden: geometry.hidden,
             vocab: geometry.vocab,

@@ -137,9 +137,9 @@ pub struct Usage {
     pub completion_tokens: u32,
     /// Steps in which tokens of this choice were sampled: with drafting fewer than tokens.
     pub decode_steps: u32,
-    /// Proposals of a draft that were checked.
+    /// Proposals of a draft that were verified.
     pub drafted_tokens: u32,
-    /// Proposals that were right.
+    /// Proposals accepted.
     pub accepted_tokens: u32,
 }
 

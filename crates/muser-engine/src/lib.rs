@@ -33,7 +33,7 @@ mod testing_source;
 
 pub use admission::Limits;
 pub use cache_work::{CacheAccess, CacheWorkError};
-pub use config::EngineConfig;
+pub use config::{DraftLength, EngineConfig};
 pub use constraint::{Constraint, TokenMask};
 pub use error::{EngineError, SubmitError};
 pub use events::{
@@ -41,7 +41,7 @@ pub use events::{
     Usage,
 };
 pub use handle::{Engine, EngineHandle, Shutdown};
-pub use metrics::{HistogramSnapshot, LATENCY_BOUNDS_S, MetricsSnapshot};
+pub use metrics::{HistogramSnapshot, LATENCY_BOUNDS_S, MOST_PROPOSALS, MetricsSnapshot};
 pub use prefix::{
     BlockBytes, Delivery, ExportError, Found, PrefixOffer, PrefixQuery, PrefixSource, RestoreFailure,
     StoredPrefix,
@@ -50,7 +50,7 @@ pub use request::{
     ConstraintFactory, ContextPolicy, ImageRows, Prompt, Request, RequestKind, ShiftPlan, StopWatch,
     StopWatchFactory,
 };
-pub use sampler::SamplingParams;
+pub use sampler::{DraftSampling, SamplingParams};
 pub use slots::{SlotState, SlotView};
 pub use submission::{Submission, TimedOut};
 

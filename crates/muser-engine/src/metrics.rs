@@ -55,13 +55,36 @@ impl HistogramSnapshot {
     }
 }
 
+/// Most proposals of a round and sequence, and so the length of figures by place.
+pub const MOST_PROPOSALS: usize = crate::draft::MOST_PROPOSALS;
+
+/// Counters by the place of a proposal in its round, the first one first.
+#[derive(Debug, Default)]
+pub(crate) struct ByPlace([AtomicU64; MOST_PROPOSALS]);
+
+impl ByPlace {
+    /// Counts one for each of the first `n` places.
+    pub(crate) fn add_first(&self, n: usize) {
+        self.0.iter().take(n).for_each(|counter| Metrics::add(counter, 1));
+    }
+
+    fn snapshot(&self) -> [u64; MOST_PROPOSALS] {
+        std::array::from_fn(|place| self.0[place].load(Ordering::Relaxed))
+    }
+}
+
 macro_rules! metrics {
-    ($(#[$doc:meta] $name:ident),* ; $(#[$hdoc:meta] $hist:ident),* $(,)?) => {
+    (
+        $(#[$doc:meta] $name:ident),* ;
+        $(#[$hdoc:meta] $hist:ident),* ;
+        $(#[$pdoc:meta] $place:ident),* $(,)?
+    ) => {
         /// The live figures.
         #[derive(Debug, Default)]
         pub(crate) struct Metrics {
             $(pub(crate) $name: AtomicU64,)*
             $(pub(crate) $hist: Histogram,)*
+            $(pub(crate) $place: ByPlace,)*
         }
 
         /// The figures at one moment.
@@ -69,6 +92,7 @@ macro_rules! metrics {
         pub struct MetricsSnapshot {
             $(#[$doc] pub $name: u64,)*
             $(#[$hdoc] pub $hist: HistogramSnapshot,)*
+            $(#[$pdoc] pub $place: [u64; MOST_PROPOSALS],)*
         }
 
         impl Metrics {
@@ -76,6 +100,7 @@ macro_rules! metrics {
                 MetricsSnapshot {
                     $($name: self.$name.load(Ordering::Relaxed),)*
                     $($hist: self.$hist.snapshot(),)*
+                    $($place: self.$place.snapshot(),)*
                 }
             }
         }
@@ -105,10 +130,16 @@ metrics! {
     decode_rows,
     /// Tokens sampled.
     generated_tokens,
-    /// Draft proposals checked.
+    /// Drafts verified: one for each sequence with proposals in a step.
+    drafts,
+    /// Proposals in them.
     drafted_tokens,
-    /// Draft proposals that were right.
+    /// Proposals accepted.
     accepted_tokens,
+    /// Nanoseconds that adaptive rounds with proposals were expected to take, draft and step together.
+    forecast_ns,
+    /// Nanoseconds that these rounds took.
+    forecast_rounds_ns,
     /// Draft rounds that failed; the first one turns drafting off.
     draft_errors,
     /// Steps run.
@@ -187,6 +218,12 @@ metrics! {
     restore_time,
     /// Copying one block out for a prefix source: what a step may be delayed by.
     export_time,
+    /// One draft for all sequences, their proposals drawn.
+    draft_time;
+    /// Proposals in verified drafts, by place.
+    drafted_by_place,
+    /// Proposals accepted, by place.
+    accepted_by_place,
 }
 
 impl Metrics {

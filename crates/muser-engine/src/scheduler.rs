@@ -422,7 +422,9 @@ impl Scheduler {
             // A draft beyond the limits would be computed for nothing.
             let tokens = sequence.task.max_tokens.saturating_sub(sequence.generated).max(1) as usize;
             let positions = self.config.most_positions.saturating_sub(sequence.tokens.len()).max(1);
-            let drafts = sequence.drafts.len().min(tokens - 1).min(positions - 1).min(left - 1);
+            // Nor is one more than its reader has room for a reason to pause.
+            let room = sequence.task.room().saturating_sub(2);
+            let drafts = sequence.drafts.len().min(tokens - 1).min(positions - 1).min(left - 1).min(room);
             if !pause_unless(sequence, drafts as u32 + 2, now, timeout, plan) {
                 continue;
             }

@@ -10,6 +10,7 @@ use muser_kv::{KvSeq, Unit};
 use crate::{
     Constraint, ContextPolicy, FinishReason, Finished, ImageRows, ShiftPlan, SlotState, StopWatch, Timings,
     Usage,
+    draft::{Acceptance, MOST_PROPOSALS},
     prefix::{External, Restoring},
     sampler::TokenCounts,
     task::{Choice, Job, Task},
@@ -39,6 +40,10 @@ pub(crate) struct Sequence {
     pub(crate) awaits_copy: bool,
     /// Proposals of a draft for the positions after `tokens`.
     pub(crate) drafts: Vec<u32>,
+    /// First of their rows among the draft's logits.
+    pub(crate) draft_row: usize,
+    /// How its proposals have fared.
+    pub(crate) acceptance: Acceptance,
     pub(crate) generated: u32,
     pub(crate) counts: Option<TokenCounts>,
     pub(crate) stop_watch: Option<Box<dyn StopWatch>>,
@@ -101,7 +106,9 @@ impl Sequence {
             offer_due: false,
             offered: 0,
             awaits_copy: false,
-            drafts: Vec::with_capacity(16),
+            drafts: Vec::with_capacity(MOST_PROPOSALS),
+            draft_row: 0,
+            acceptance: Acceptance::of_sequence(),
             generated: 0,
             counts,
             stop_watch: choice.stop_watch,

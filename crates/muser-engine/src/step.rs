@@ -15,7 +15,7 @@ use crate::{
     Event, FinishReason, RequestError, RequestKind, Started, Token, TopLogprobs,
     driver::Driver,
     metrics::Metrics,
-    sampler::{DrawKey, Sampler, check_finite},
+    sampler::{DraftSampling, DrawKey, Sampler, Verdict, check_finite},
     scheduler::{BlockMove, End, PlanItem},
     sequence::Sequence,
     task::image_row,
@@ -45,6 +45,7 @@ impl Driver {
         let now = self.now();
         self.last_step = started.elapsed();
         self.shared.metrics.step_time.record(self.last_step);
+        let decodes_only = self.decodes_only();
         self.scheduler.pace.note(self.batch.rows().len(), now.saturating_sub(before));
         Metrics::add(&self.shared.metrics.steps, 1);
         if let Some(error) = error {
@@ -80,6 +81,18 @@ impl Driver {
                 self.end(&sequence, &end, now);
             }
         }
+        if decodes_only {
+            // With the sampling of its rows: proposals cost that, too.
+            let took = self.now().saturating_sub(before);
+            self.draft.note_step(self.batch.rows().len(), took, &self.shared.metrics);
+        }
+    }
+
+    /// Does the step go on with texts and nothing else?
+    fn decodes_only(&self) -> bool {
+        let decodes =
+            |item: &PlanItem| self.scheduler.slots[item.slot].as_ref().is_some_and(Sequence::is_decoding);
+        self.plan.moves.is_empty() && self.plan.items.iter().all(decodes)
     }
 
     /// Rows of an item that come with logits, and rows that come with hidden states.
@@ -94,6 +107,9 @@ impl Driver {
 
     fn build_batch(&mut self) {
         self.batch.clear();
+        if self.draft.skips_context() && self.decodes_only() {
+            self.batch.skip_draft_context();
+        }
         for i in 0..self.plan.items.len() {
             let item = self.plan.items[i];
             let (n_logits, n_hidden) = self.wanted_rows(item);
@@ -233,14 +249,48 @@ impl Driver {
         self.take_tokens(item, logits_at, now)
     }
 
-    /// Samples the row at the end of the tokens and, as long as the drafts prove right, those after it.
+    /// Samples the row at the end of the tokens and, as long as the proposals are accepted, those after it.
     fn take_tokens(&mut self, item: PlanItem, logits_at: usize, now: Duration) -> Option<End> {
+        let mut accepted = 0;
+        let end = self.take_rows(item, logits_at, now, &mut accepted);
+        if item.drafts > 0 {
+            let metrics = &self.shared.metrics;
+            Metrics::add(&metrics.drafts, 1);
+            Metrics::add(&metrics.drafted_tokens, item.drafts as u64);
+            Metrics::add(&metrics.accepted_tokens, accepted as u64);
+            metrics.drafted_by_place.add_first(item.drafts);
+            metrics.accepted_by_place.add_first(accepted);
+            if let Some(sequence) = &mut self.scheduler.slots[item.slot] {
+                sequence.drafted += item.drafts as u32;
+                sequence.accepted += accepted as u32;
+                // The end of a text says nothing about proposals behind it.
+                let known = if end.is_some() { accepted } else { item.drafts };
+                self.draft.note_proposals(sequence, known, accepted);
+            }
+        }
+        end.or_else(|| self.prepare_next(item.slot))
+    }
+
+    fn take_rows(
+        &mut self,
+        item: PlanItem,
+        logits_at: usize,
+        now: Duration,
+        accepted: &mut usize,
+    ) -> Option<End> {
         for k in 0..=item.drafts {
             let sequence = self.scheduler.slots[item.slot].as_mut()?;
             let position = (item.start + item.rows - 1 + k) as u32;
             let logits = &mut self.out.logits[(logits_at + k) * self.vocab..][..self.vocab];
-            let token = match sample(sequence, &mut self.sampler, &mut self.mask, logits, position) {
-                Ok(token) => token,
+            let proposal = match sequence.drafts.get(k).filter(|_| k < item.drafts) {
+                Some(&id) => self.draft.row(sequence, k, self.vocab).map(|row| (id, row)),
+                None => None,
+            };
+            let how = self.draft.sampling;
+            let sampled =
+                sample(sequence, &mut self.sampler, &mut self.mask, logits, position, proposal, how);
+            let (token, is_proposal) = match sampled {
+                Ok(sampled) => sampled,
                 Err(error) => return Some(End::Fail(error)),
             };
             let id = token.id;
@@ -255,28 +305,22 @@ impl Driver {
             sequence.last_token_at = now;
             sequence.generated += 1;
             if k > 0 {
-                // The row that gave these logits had the draft as input, and the draft was right.
+                // The row that gave these logits had the proposal as input, and the proposal was accepted.
                 let unit = sequence.units.len() - 1;
                 if let Some(kv) = sequence.kv.as_mut() {
                     self.scheduler.kv.commit(kv, &sequence.units[unit..]);
                 }
             }
             sequence.push(id);
+            *accepted += usize::from(is_proposal);
             if let Some(end) = self.after_token(item.slot, token) {
                 return Some(end);
             }
-            let sequence = self.scheduler.slots[item.slot].as_mut()?;
-            if k < item.drafts {
-                sequence.drafted += 1;
-                Metrics::add(&self.shared.metrics.drafted_tokens, 1);
-                if sequence.drafts[k] != id {
-                    break;
-                }
-                sequence.accepted += 1;
-                Metrics::add(&self.shared.metrics.accepted_tokens, 1);
+            if !is_proposal {
+                break;
             }
         }
-        self.prepare_next(item.slot)
+        None
     }
 
     /// Sends the token and looks for reasons to stop.
@@ -296,7 +340,7 @@ impl Driver {
         None
     }
 
-    /// Makes room if the context is full, and asks for drafts.
+    /// Makes room if the context is full.
     fn prepare_next(&mut self, slot: usize) -> Option<End> {
         let sequence = self.scheduler.slots[slot].as_mut()?;
         sequence.drafts.clear();
@@ -310,21 +354,21 @@ impl Driver {
             self.scheduler.requeue(slot);
             return None;
         }
-        if let Some(proposer) = &mut self.proposer {
-            proposer.propose(&sequence.tokens, &mut sequence.drafts);
-        }
         None
     }
 }
 
-/// One token from one row of logits.
+/// One token from one row of logits, and whether it is the proposal that was made for it. A proposal comes with the shaped
+/// logits that it was drawn from.
 fn sample(
     sequence: &mut Sequence,
     sampler: &mut Sampler,
     mask: &mut crate::TokenMask,
     logits: &mut [f32],
     position: u32,
-) -> Result<Token, RequestError> {
+    proposal: Option<(u32, &[f32])>,
+    how: DraftSampling,
+) -> Result<(Token, bool), RequestError> {
     check_finite(logits, position)?;
     let task = &sequence.task;
     let logit_hash = task.hash_logits.then(|| hash_logits(logits));
@@ -349,9 +393,12 @@ fn sample(
         }
         Sampler::shape(&task.sampling, sequence.counts.as_ref(), masked.then_some(&*mask), logits);
     }
-    let id = sampler
-        .draw(&task.sampling, logits, key)
-        .ok_or_else(|| RequestError::Constraint("no token is allowed".into()))?;
+    let verdict = match proposal {
+        Some((id, draft_logits)) => sampler.verify(how, &task.sampling, logits, draft_logits, id, key),
+        None => sampler.draw(&task.sampling, logits, key).map(|token| Verdict { token, accepted: false }),
+    };
+    let Verdict { token: id, accepted } =
+        verdict.ok_or_else(|| RequestError::Constraint("no token is allowed".into()))?;
     let (logprob, top) = match logprobs {
         None => (None, TopLogprobs::default()),
         Some((log_sum, top)) => {
@@ -362,7 +409,7 @@ fn sample(
     if let Some(constraint) = &mut sequence.constraint {
         constraint.commit(id).map_err(RequestError::Constraint)?;
     }
-    Ok(Token { index: sequence.index, id, logprob, top, logit_hash })
+    Ok((Token { index: sequence.index, id, logprob, top, logit_hash }, accepted))
 }
 
 /// First 8 bytes of BLAKE3 over the logits.

@@ -126,6 +126,12 @@ impl Task {
         (-i16::from(self.priority), self.id)
     }
 
+    /// Events that the step being planned can still set aside, as far as is known.
+    pub(crate) fn room(&self) -> usize {
+        let taken = self.planned_events.load(Ordering::Relaxed) + self.remaining.load(Ordering::Relaxed);
+        self.ring.room().saturating_sub(taken as usize)
+    }
+
     /// Is there room for `events` more in the step being planned? If so they are set aside.
     pub(crate) fn plan_events(&self, events: u32) -> bool {
         let planned = self.planned_events.load(Ordering::Relaxed);

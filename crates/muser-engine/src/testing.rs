@@ -3,17 +3,21 @@
 //! The executor's KV rows are 64-bit hashes and attention is their sum over the visible positions, read through the block
 //! tables, for one sliding layer below one full layer. So a wrong block, a stale row, a wrong position or a wrong window
 //! changes every logit that follows. [`Oracle`] computes the same model without blocks, batches or an engine.
+//!
+//! Its draft is the sliding layer alone, whose share in the logits is the larger one: proposals are often right, and wrong
+//! ones are likely. What it reads through the sliding table decides what it proposes.
 
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
 
 use muser_backend::{
-    ExecError, Executor, ExecutorInfo, KvCapacity, KvType, RowInput, SeqRows, StepBatch, StepOutput,
+    DraftBatch, DraftInfo, ExecError, Executor, ExecutorInfo, KvCapacity, KvType, RowInput, SeqRows,
+    StepBatch, StepOutput,
 };
 use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
 use muser_model::Geometry;
@@ -96,8 +100,11 @@ fn kv_row(h: u64, layer: u64) -> u64 {
     mix(h, 0xA0 + layer)
 }
 
-fn logits_of(h: u64, out: &mut Vec<f32>) {
-    out.extend((0..VOCAB as u64).map(|i| (mix(h, i) >> 40) as f32 / (1u64 << 24) as f32 * 8.0 - 4.0));
+/// Logits of the states after both layers; without the second one, as the draft sees it.
+fn logits_of(sliding: u64, full: Option<u64>, out: &mut Vec<f32>) {
+    let unit = |h: u64, i: u64| (mix(h, i) >> 40) as f32 / (1u64 << 24) as f32;
+    let value = |i: u64| unit(sliding, i) * 0.8 + full.map_or(0.5, |h| unit(h, i)) * 0.2;
+    out.extend((0..VOCAB as u64).map(|i| value(i) * 10.0 - 5.0));
 }
 
 fn embedding_input(values: &[f32]) -> u64 {
@@ -111,25 +118,37 @@ pub(crate) struct Oracle {
     /// Prefix sums of the rows of both layers.
     sums: [Vec<u64>; 2],
     pub(crate) logits: Vec<f32>,
+    /// What the draft says about the next position.
+    pub(crate) draft_logits: Vec<f32>,
     pub(crate) hidden: Vec<f32>,
 }
 
 impl Oracle {
     pub(crate) fn new(window: usize) -> Self {
-        Self { window, sums: [vec![0], vec![0]], logits: Vec::new(), hidden: Vec::new() }
+        Self {
+            window,
+            sums: [vec![0], vec![0]],
+            logits: Vec::new(),
+            draft_logits: Vec::new(),
+            hidden: Vec::new(),
+        }
     }
 
     pub(crate) fn push(&mut self, input: u64) {
         let position = self.sums[0].len() - 1;
         let mut h = bottom(input, position);
-        for layer in 0..2 {
+        let mut states = [0; 2];
+        for (layer, state) in states.iter_mut().enumerate() {
             let sums = &mut self.sums[layer];
             sums.push(sums[position].wrapping_add(kv_row(h, layer as u64)));
             let first = if layer == 0 { (position + 1).saturating_sub(self.window) } else { 0 };
             h = mix(h, sums[position + 1].wrapping_sub(sums[first]));
+            *state = h;
         }
         self.logits.clear();
-        logits_of(h, &mut self.logits);
+        logits_of(states[0], Some(states[1]), &mut self.logits);
+        self.draft_logits.clear();
+        logits_of(states[0], None, &mut self.draft_logits);
         self.hidden = hidden_of(h);
     }
 
@@ -164,6 +183,11 @@ pub(crate) fn expected(request: &Request, seed: u64, index: u32, window: usize, 
     tokens
 }
 
+/// The highest logit, the lowest id of equals.
+pub(crate) fn argmax(logits: &[f32]) -> u32 {
+    logits.iter().enumerate().fold(0, |best, (i, v)| if *v > logits[best] { i } else { best }) as u32
+}
+
 /// What goes wrong in the steps to come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
@@ -181,6 +205,17 @@ pub(crate) struct ScriptedExecutor {
     fault: Arc<AtomicU64>,
     steps: u64,
     pub(crate) largest_step: Arc<AtomicU64>,
+    /// What a step and a draft cost, on this clock.
+    costs: Option<(Costs, Arc<AtomicU64>)>,
+    /// The next draft fails.
+    draft_fails: Arc<AtomicBool>,
+}
+
+/// Microseconds of a step and of a draft by rows.
+#[derive(Clone, Copy)]
+pub(crate) struct Costs {
+    pub(crate) step: fn(usize) -> u64,
+    pub(crate) draft: fn(usize) -> u64,
 }
 
 impl ScriptedExecutor {
@@ -193,6 +228,22 @@ impl ScriptedExecutor {
             fault: Arc::default(),
             steps: 0,
             largest_step: Arc::default(),
+            costs: None,
+            draft_fails: Arc::default(),
+        }
+    }
+
+    /// The same with a draft.
+    pub(crate) fn with_draft(geometry: Geometry, max_proposals: usize) -> Self {
+        let draft = DraftInfo { max_proposals, window: geometry.window };
+        let mut executor = Self::new(geometry);
+        executor.info.draft = Some(draft);
+        executor
+    }
+
+    fn spend(&self, cost: fn(&Costs) -> fn(usize) -> u64, rows: usize) {
+        if let Some((costs, clock)) = &self.costs {
+            clock.fetch_add(cost(costs)(rows), Ordering::Relaxed);
         }
     }
 
@@ -200,10 +251,18 @@ impl ScriptedExecutor {
         &self.blocks[usize::from(group == KvGroup::Full)]
     }
 
-    fn row(&mut self, batch: &StepBatch, seq: &SeqRows, position: usize, input: u64, garbage: bool) -> u64 {
+    fn row(
+        &mut self,
+        batch: &StepBatch,
+        seq: &SeqRows,
+        position: usize,
+        input: u64,
+        garbage: bool,
+    ) -> [u64; 2] {
         let mut h = bottom(input, position);
         let (block, at) = (position / BLOCK_LEN, position % BLOCK_LEN);
-        for layer in 0..2 {
+        let mut states = [0; 2];
+        for (layer, state) in states.iter_mut().enumerate() {
             let (table, table_first, first) = if layer == 0 {
                 let first = (position + 1).saturating_sub(self.geometry.window);
                 (batch.sliding_table(seq), seq.sliding_first as usize, first)
@@ -221,8 +280,9 @@ impl ScriptedExecutor {
                 sum = rows[from..to].iter().fold(sum, |sum, &row| sum.wrapping_add(row));
             }
             h = mix(h, sum);
+            *state = h;
         }
-        h
+        states
     }
 }
 
@@ -260,15 +320,16 @@ impl Executor for ScriptedExecutor {
                     }
                 };
                 let position = seq.start_pos as usize + i;
-                let h = self.row(batch, seq, position, input, fault == 1 || fault == 2);
+                let [sliding, full] = self.row(batch, seq, position, input, fault == 1 || fault == 2);
                 if row.wants.logits {
-                    logits_of(h, &mut out.logits);
+                    logits_of(sliding, Some(full), &mut out.logits);
                 }
                 if row.wants.hidden {
-                    out.hidden.extend(hidden_of(h));
+                    out.hidden.extend(hidden_of(full));
                 }
             }
         }
+        self.spend(|costs| costs.step, batch.rows().len());
         match fault {
             1 => Err(ExecError::Device { device: "scripted".into(), what: "as told".into() }),
             2 => panic!("as told"),
@@ -278,6 +339,39 @@ impl Executor for ScriptedExecutor {
             }
             _ => Ok(()),
         }
+    }
+
+    fn draft(&mut self, batch: &DraftBatch, logits: &mut Vec<f32>) -> Result<(), ExecError> {
+        let info = self.info.draft.expect("the engine asks only executors with a draft");
+        batch.validate(info, VOCAB, self.capacity)?;
+        logits.clear();
+        for seq in batch.seqs() {
+            let (start, table) = (seq.pos as usize, batch.sliding_table(seq));
+            let stored = |p: usize| {
+                let BlockId(block) = table[p / BLOCK_LEN - seq.sliding_first as usize];
+                self.blocks[0][block as usize][p % BLOCK_LEN]
+            };
+            // Rows of the block itself: the anchor's, then those of what is proposed.
+            let mut own = [0u64; 32];
+            let mut input = u64::from(seq.anchor);
+            for i in 0..seq.proposals as usize {
+                let position = start + i;
+                let h = bottom(input, position);
+                own[i] = kv_row(h, 0);
+                let first = (position + 1).saturating_sub(self.geometry.window);
+                let context = (first.min(start)..start).fold(0u64, |sum, p| sum.wrapping_add(stored(p)));
+                let block =
+                    (first.max(start)..=position).fold(0u64, |sum, p| sum.wrapping_add(own[p - start]));
+                let at = logits.len();
+                logits_of(mix(h, context.wrapping_add(block)), None, logits);
+                input = u64::from(argmax(&logits[at..]));
+            }
+        }
+        self.spend(|costs| costs.draft, batch.proposals() + batch.seqs().len());
+        if self.draft_fails.swap(false, Ordering::Relaxed) {
+            return Err(ExecError::Device { device: "scripted".into(), what: "as told".into() });
+        }
+        Ok(())
     }
 
     fn export_block(&self, group: KvGroup, block: BlockId, dst: &mut [u8]) -> Result<(), ExecError> {
@@ -305,29 +399,53 @@ pub(crate) struct Bench {
     clock: Arc<AtomicU64>,
     fault: Arc<AtomicU64>,
     pub(crate) largest_step: Arc<AtomicU64>,
+    draft_fails: Arc<AtomicBool>,
 }
 
 impl Bench {
     pub(crate) fn new(context: usize, window: usize, config: &EngineConfig) -> Self {
-        let geometry = geometry(context, window);
-        let executor = ScriptedExecutor::new(geometry.clone());
+        Self::of(ScriptedExecutor::new(geometry(context, window)), config, None)
+    }
+
+    /// With a draft of up to fifteen proposals.
+    pub(crate) fn drafting(context: usize, window: usize, config: &EngineConfig) -> Self {
+        Self::of(ScriptedExecutor::with_draft(geometry(context, window), 15), config, None)
+    }
+
+    /// With a draft, on a clock that steps and drafts move.
+    pub(crate) fn timed(context: usize, window: usize, config: &EngineConfig, costs: Costs) -> Self {
+        Self::of(ScriptedExecutor::with_draft(geometry(context, window), 15), config, Some(costs))
+    }
+
+    fn of(mut executor: ScriptedExecutor, config: &EngineConfig, costs: Option<Costs>) -> Self {
+        let geometry = executor.geometry.clone();
+        let clock = Arc::new(AtomicU64::new(0));
+        executor.costs = costs.map(|costs| (costs, Arc::clone(&clock)));
         let fault = Arc::clone(&executor.fault);
         let largest_step = Arc::clone(&executor.largest_step);
+        let draft_fails = Arc::clone(&executor.draft_fails);
         let mut driver =
             Driver::new(Box::new(executor), &geometry, config).expect("the configuration is good");
-        let clock = Arc::new(AtomicU64::new(0));
         let for_driver = Arc::clone(&clock);
-        driver.set_clock(Box::new(move || Duration::from_millis(for_driver.load(Ordering::Relaxed))));
-        Self { driver, window, clock, fault, largest_step }
+        driver.set_clock(Box::new(move || Duration::from_micros(for_driver.load(Ordering::Relaxed))));
+        Self { driver, window: geometry.window, clock, fault, largest_step, draft_fails }
+    }
+
+    fn now(&self) -> Duration {
+        Duration::from_micros(self.clock.load(Ordering::Relaxed))
+    }
+
+    /// The next draft fails.
+    pub(crate) fn fail_draft(&self) {
+        self.draft_fails.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn submit(&self, request: Request) -> Result<Submission, SubmitError> {
-        let now = Duration::from_millis(self.clock.load(Ordering::Relaxed));
-        self.driver.shared().submit(request, &std::thread::current(), now)
+        self.driver.shared().submit(request, &std::thread::current(), self.now())
     }
 
     pub(crate) fn advance(&self, ms: u64) {
-        self.clock.fetch_add(ms, Ordering::Relaxed);
+        self.clock.fetch_add(ms * 1000, Ordering::Relaxed);
     }
 
     /// The step `after` steps from now goes wrong.

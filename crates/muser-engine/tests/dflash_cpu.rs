@@ -11,7 +11,7 @@ use std::{
 
 use muser_backend::Executor as _;
 use muser_cpu::{CpuExecutor, CpuOptions};
-use muser_engine::{Engine, EngineConfig, EngineHandle, Event, Request, SamplingParams, Usage};
+use muser_engine::{DraftLength, Engine, EngineConfig, EngineHandle, Event, Request, SamplingParams, Usage};
 use muser_model::{Draft, Model};
 
 /// `<|begin_of_text|><|start|>user<|message|>` and `<|eot|><|start|>assistant` in the bundled vocabulary.
@@ -48,7 +48,7 @@ fn engine(proposals: Option<usize>, parallel: usize) -> EngineHandle {
         executor.attach_draft(draft).expect("it fits");
     }
     let config = EngineConfig {
-        draft_tokens: proposals.unwrap_or(0),
+        draft_length: DraftLength::Fixed(proposals.unwrap_or(0)),
         parallel,
         context: Some(1536),
         ..EngineConfig::default()

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use muser_backend::Executor as _;
 use muser_cpu::{CpuExecutor, CpuOptions};
-use muser_engine::{Engine, EngineConfig, Event, Request, SamplingParams};
+use muser_engine::{DraftLength, Engine, EngineConfig, Event, Request, SamplingParams};
 use muser_model::{Draft, Model};
 
 /// Bytes of this process that are in memory.
@@ -26,7 +26,7 @@ fn two_hundred_requests_leave_memory_as_it_was() {
     executor.attach_draft(draft).expect("it fits");
     // Little KV memory, so that every block of it has been used and evicted after the first few requests.
     let config = EngineConfig {
-        draft_tokens: 7,
+        draft_length: DraftLength::Fixed(7),
         parallel: 2,
         context: Some(1024),
         kv_bytes: Some(24 << 20),

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use muser_backend::{Executor as _, KvType, ReferenceExecutor};
-use muser_engine::{Engine, EngineConfig, Event, Request, SamplingParams, Usage};
+use muser_engine::{DraftLength, Engine, EngineConfig, Event, Request, SamplingParams, Usage};
 use muser_model::{Draft, Model};
 
 /// A user asks for a short story, in the bundled vocabulary.
@@ -17,13 +17,17 @@ fn file(name: &str) -> PathBuf {
 }
 
 /// What a greedy and a sampled request give when they run together.
-fn run(draft_tokens: usize) -> Vec<(Vec<(u32, u64)>, Usage)> {
+fn run(proposals: usize) -> Vec<(Vec<(u32, u64)>, Usage)> {
     let model = Model::load(file("muse-tiny-Q4_K_M.gguf")).expect("the bundled model loads");
     let geometry = model.geometry.clone();
     let mut executor = ReferenceExecutor::new(model, KvType::F32).expect("it runs everything");
     let draft = Draft::load(file("muse-tiny-dflash-Q8_0.gguf")).expect("the bundled draft loads");
     executor.attach_draft(draft).expect("it fits");
-    let config = EngineConfig { draft_tokens, context: Some(512), ..EngineConfig::default() };
+    let config = EngineConfig {
+        draft_length: DraftLength::Fixed(proposals),
+        context: Some(512),
+        ..EngineConfig::default()
+    };
     let engine = Engine::spawn(Box::new(executor), geometry, config).expect("the engine starts");
     let mut submissions: Vec<_> = [SamplingParams::greedy(), SamplingParams::default()]
         .into_iter()

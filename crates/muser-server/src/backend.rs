@@ -71,10 +71,14 @@ pub struct Snapshot {
     pub pack_bytes: u64,
     /// Requests that were set aside and run again.
     pub preemptions: u64,
+    /// Drafts verified.
+    pub drafts: u64,
     /// Tokens proposed by the draft model.
     pub drafted: u64,
     /// Tokens of them accepted.
     pub drafted_accepted: u64,
+    /// The same by place in the draft, the first one first; places that were never proposed for are left out.
+    pub drafted_accepted_by_place: Vec<u64>,
 }
 
 /// An engine.

@@ -66,8 +66,13 @@ impl Backend for LiveEngine {
             packs: 0,
             pack_bytes: 0,
             preemptions: now.preemptions,
+            drafts: now.drafts,
             drafted: now.drafted_tokens,
             drafted_accepted: now.accepted_tokens,
+            drafted_accepted_by_place: {
+                let proposed = now.drafted_by_place.iter().take_while(|&&n| n > 0).count();
+                now.accepted_by_place[..proposed].to_vec()
+            },
         }
     }
 

@@ -50,8 +50,10 @@ pub struct Metrics {
     packs: Gauge,
     pack_bytes: Gauge,
     preemptions: Counter,
+    drafts: Counter,
     drafted: Counter,
     drafted_accepted: Counter,
+    accepted_by_place: Family<Labels, Counter>,
     /// Requests whose client went away before the end.
     pub cancelled: Counter,
     /// Connections open now.
@@ -172,6 +174,13 @@ impl Metrics {
             packs: gauge(&mut all, "muser:packs", "Packs in the store"),
             pack_bytes: gauge(&mut all, "muser:pack_store_bytes", "Bytes of the pack store"),
             preemptions: counter(&mut all, "vllm:num_preemptions", "Requests set aside for want of cache"),
+            drafts: counter(&mut all, "vllm:spec_decode_num_drafts", "Drafts verified"),
+            accepted_by_place: register(
+                &mut all,
+                "vllm:spec_decode_num_accepted_tokens_per_pos",
+                "Proposed tokens that were accepted, by place in the draft",
+                Family::default(),
+            ),
             drafted: counter(&mut all, "vllm:spec_decode_num_draft_tokens", "Tokens proposed by the draft"),
             drafted_accepted: counter(
                 &mut all,
@@ -218,11 +227,16 @@ impl Metrics {
             (&self.external_queries, now.external_queries),
             (&self.external_hits, now.external_hits),
             (&self.preemptions, now.preemptions),
+            (&self.drafts, now.drafts),
             (&self.drafted, now.drafted),
             (&self.drafted_accepted, now.drafted_accepted),
         ];
         for (counter, total) in totals {
             counter.inner().store(total, Ordering::Relaxed);
+        }
+        for (place, &total) in now.drafted_accepted_by_place.iter().enumerate() {
+            let labels = vec![("position".into(), place.to_string())];
+            self.accepted_by_place.get_or_create(&labels).inner().store(total, Ordering::Relaxed);
         }
         let mut text = String::new();
         // Writing into a string cannot fail.
@@ -307,7 +321,9 @@ mod tests {
             kv_blocks_used: 1,
             kv_blocks_total: 4,
             prefix_hits: 5,
+            drafts: 3,
             drafted: 9,
+            drafted_accepted_by_place: vec![3, 1],
             ..Snapshot::default()
         };
         let text = metrics.encode(&now);
@@ -315,6 +331,7 @@ mod tests {
             "vllm:num_requests_running{model_name=\"tiny \\\"quoted\\\"\"} 2",
             "vllm:num_requests_waiting{model_name=\"tiny \\\"quoted\\\"\"} 3",
             "vllm:generation_tokens_total{model_name=\"tiny \\\"quoted\\\"\"} 2",
+            "vllm:spec_decode_num_drafts_total{model_name=\"tiny \\\"quoted\\\"\"} 3",
             "vllm:prefix_cache_hits_total{model_name=\"tiny \\\"quoted\\\"\"} 5",
             "# EOF",
         ] {
@@ -337,6 +354,7 @@ mod tests {
             "num_preemptions_total",
             "spec_decode_num_draft_tokens_total",
             "spec_decode_num_accepted_tokens_total",
+            "spec_decode_num_accepted_tokens_per_pos_total",
         ] {
             assert!(text.contains(&format!("vllm:{name}")), "{name} is missing");
         }

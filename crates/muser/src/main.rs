@@ -9,6 +9,7 @@
 mod cli;
 mod commands;
 mod doctor;
+mod draft;
 mod env_vars;
 mod executor;
 mod generate;

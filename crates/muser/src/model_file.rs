@@ -105,6 +105,25 @@ fn pulled_default() -> anyhow::Result<Option<PathBuf>> {
     }
 }
 
+/// Opens the draft of the bundled model.
+pub type OpenFile = Box<dyn FnOnce() -> Result<GgufFile, muser_model::ModelError>>;
+
+/// The draft of the bundled model, where this build has one.
+#[cfg(feature = "bundled-model")]
+#[expect(clippy::unnecessary_wraps, reason = "a build without the bundled model may have none")]
+pub fn bundled_draft() -> Option<OpenFile> {
+    const BYTES: &[u8] =
+        include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/muse-tiny-dflash-Q8_0.gguf"));
+    Some(Box::new(|| Ok(GgufFile::from_bytes(BYTES)?)))
+}
+
+/// The draft of the bundled model, if it lies where that model does.
+#[cfg(not(feature = "bundled-model"))]
+pub fn bundled_draft() -> Option<OpenFile> {
+    let path = find_beside("muse-tiny-dflash-Q8_0.gguf")?;
+    Some(Box::new(move || Ok(GgufFile::open(path)?)))
+}
+
 #[cfg(feature = "bundled-model")]
 fn bundled() -> anyhow::Result<GgufFile> {
     const BYTES: &[u8] =
@@ -115,6 +134,17 @@ fn bundled() -> anyhow::Result<GgufFile> {
 #[cfg(not(feature = "bundled-model"))]
 fn bundled() -> anyhow::Result<GgufFile> {
     const NAME: &str = "muse-tiny-Q4_K_M.gguf";
+    let Some(path) = find_beside(NAME) else {
+        return Err(anyhow::anyhow!(
+            "{NAME} is not beside this build of muser, which does not hold it itself"
+        ))
+        .hint("name a model with --model");
+    };
+    GgufFile::open(&path).with_context(|| path.display().to_string())
+}
+
+#[cfg(not(feature = "bundled-model"))]
+fn find_beside(name: &str) -> Option<PathBuf> {
     let executable = std::env::current_exe().unwrap_or_default();
     let beside = executable.parent().unwrap_or(Path::new("."));
     let places = [
@@ -122,11 +152,5 @@ fn bundled() -> anyhow::Result<GgufFile> {
         beside.join("../share/muser"),
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models"),
     ];
-    let Some(path) = places.iter().map(|place| place.join(NAME)).find(|path| path.is_file()) else {
-        return Err(anyhow::anyhow!(
-            "{NAME} is not beside this build of muser, which does not hold it itself"
-        ))
-        .hint("name a model with --model");
-    };
-    GgufFile::open(&path).with_context(|| path.display().to_string())
+    places.iter().map(|place| place.join(name)).find(|path| path.is_file())
 }

@@ -29,6 +29,7 @@ fn one_json_object_with_every_field() {
     assert_eq!(answer["cached_tokens"], 0);
     assert!(answer["prompt_tokens"].as_u64() > Some(8), "{answer}");
     assert!(answer["seed"].is_u64());
+    assert!(answer["tokens_per_target_pass"].as_f64() >= Some(1.0), "{answer}");
     for name in ["load_ms", "prefill_ms", "decode_ms", "prompt_tok_s", "tok_s", "ttft_ms"] {
         assert!(answer["timings"][name].as_f64() > Some(0.0), "{name}: {answer}");
     }
@@ -48,6 +49,29 @@ fn temperature_zero_repeats_itself_and_streams_the_same_text() {
         home.run_json(&[FOX, "--temp", "0", "-n", "32", "--model", &muse_tiny().display().to_string()]);
     assert_eq!(ids(&first), ids(&tiny_by_name));
     assert_eq!(ids(&first), ids(&tiny_by_path));
+}
+
+#[test]
+fn a_draft_changes_no_token_greedy_or_sampled() {
+    let home = Home::new();
+    for sampling in [["--temp", "0"], ["--seed", "11"]] {
+        let run = |draft: &[&str]| home.run_json(&[&[FOX, "-n", "64"], &sampling[..], draft].concat());
+        let plain = run(&["--draft", "off"]);
+        assert!(plain["draft"].is_null() && plain["tokens_per_target_pass"] == 1.0, "{plain}");
+        for length in ["auto", "1", "7"] {
+            let drafted = run(&["--draft-len", length]);
+            assert_eq!(ids(&drafted), ids(&plain), "{sampling:?} {length}");
+            assert!(drafted["draft"]["model"].is_string(), "{drafted}");
+            if length != "auto" {
+                assert!(drafted["draft"]["accepted"].as_u64() > Some(0), "{drafted}");
+                assert!(drafted["tokens_per_target_pass"].as_f64() > Some(1.1), "{drafted}");
+                let places = drafted["draft"]["acceptance_by_position"].as_array().expect("an array");
+                assert_eq!(places.len().to_string(), length);
+            }
+        }
+    }
+    let wrong = home.run(&["run", FOX, "--draft", &muse_tiny().display().to_string()]).failure(1);
+    assert!(wrong.contains("muse-tiny-Q4_K_M.gguf"), "{wrong}");
 }
 
 #[test]

@@ -21,20 +21,33 @@ impl TokenCounts {
         self.mark(id);
     }
 
-    /// A token of the output.
-    pub fn push_output(&mut self, id: u32) {
-        self.mark(id);
+    /// A token of the output. `true` if it had not occurred before.
+    pub fn push_output(&mut self, id: u32) -> bool {
+        let new = self.mark(id);
         if let Some(mark) = self.marks.get_mut(id as usize) {
             *mark = mark.saturating_add(2);
         }
+        new
     }
 
-    fn mark(&mut self, id: u32) {
-        if let Some(mark) = self.marks.get_mut(id as usize)
-            && *mark == 0
-        {
-            *mark = 1;
-            self.seen.push(id);
+    /// Undoes the [`TokenCounts::push_output`] that was last of those not undone, and answered `was_new`.
+    pub fn take_back_output(&mut self, id: u32, was_new: bool) {
+        if let Some(mark) = self.marks.get_mut(id as usize) {
+            *mark = if was_new { 0 } else { mark.saturating_sub(2) };
+        }
+        if was_new {
+            self.seen.pop();
+        }
+    }
+
+    fn mark(&mut self, id: u32) -> bool {
+        match self.marks.get_mut(id as usize) {
+            Some(mark) if *mark == 0 => {
+                *mark = 1;
+                self.seen.push(id);
+                true
+            }
+            _ => false,
         }
     }
 

@@ -19,6 +19,7 @@ mod counts;
 mod exp;
 mod params;
 pub mod rng;
+mod speculate;
 
 use crate::{RequestError, TokenMask, TopLogprobs};
 
@@ -27,6 +28,7 @@ use candidates::{argmax, by_rank, top_k};
 pub use counts::TokenCounts;
 use exp::exp_nonpositive;
 pub use params::SamplingParams;
+pub use speculate::{DraftSampling, Verdict};
 
 /// Scratch memory for sampling; one per engine. Allocates nothing once it has seen the largest request.
 #[derive(Debug, Default)]
@@ -38,6 +40,9 @@ pub struct Sampler {
     bins: Vec<f64>,
     /// The model's own logits of a row that is about to be shaped.
     kept: Vec<f32>,
+    /// What a draft's distribution has left, and its weights by token id (zero between calls).
+    draft: Vec<Candidate>,
+    draft_weights: Vec<f32>,
 }
 
 /// Which random number draws the token.
@@ -233,11 +238,6 @@ fn cut_at_mass(candidates: &mut Vec<Candidate>, best: f32, mass: f64) {
     }
 }
 
-/// The token with the highest logit, lowest id among equals.
-pub(crate) fn most_probable(logits: &[f32]) -> Option<u32> {
-    argmax(logits)
-}
-
 /// Picks from weighted candidates with a number in `[0, 1)`.
 fn pick(candidates: &[Candidate], u: f64) -> Option<u32> {
     let total: f64 = candidates.iter().map(|c| f64::from(c.value)).sum();
@@ -272,5 +272,7 @@ pub(crate) fn check_finite(logits: &[f32], position: u32) -> Result<(), RequestE
     if bad == 0 { Ok(()) } else { Err(RequestError::NotFinite { position }) }
 }
 
+#[cfg(test)]
+mod speculate_tests;
 #[cfg(test)]
 mod tests;

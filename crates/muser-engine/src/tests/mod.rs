@@ -2,6 +2,7 @@
 
 mod allocation;
 mod basics;
+mod drafts;
 mod prefix;
 mod schedules;
 mod threads;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::{
-    EngineConfig, Event, FinishReason, ImageRows, Prompt, Request, RequestError, RestoreFailure,
+    DraftLength, EngineConfig, Event, FinishReason, ImageRows, Prompt, Request, RequestError, RestoreFailure,
     SamplingParams, Submission, SubmitError,
     driver::Turn,
     testing::{Answer, Bench, Fault, HIDDEN, Rng, expected, stem},
@@ -73,13 +73,12 @@ fn schedule(seed: u64, sources: &mut HashMap<usize, ScriptedSource>) -> [u64; 6]
     let context = [512, 700, 1300][rng.below(3)];
     let window = [1, 100, 256, 300, 600][rng.below(5)];
     let config = random_config(&mut rng, context, window);
-    let mut bench = Bench::new(context, window, &config);
+    let drafts = rng.one_in(3);
+    let mut bench =
+        if drafts { Bench::drafting(context, window, &config) } else { Bench::new(context, window, &config) };
     if rng.one_in(2) {
         // Admits more than memory may carry, so that sequences must step aside.
         bench.driver.scheduler.config.lookahead = rng.below(20);
-    }
-    if rng.one_in(3) {
-        bench.driver.proposer = Some(Box::new(GuessingProposer { rng: Rng(seed), window }));
     }
     // What one schedule leaves, later ones find: each is a restart. Half of them have no source.
     let source = rng.one_in(2).then(|| sources.entry(window).or_default().clone());
@@ -115,6 +114,13 @@ fn schedule(seed: u64, sources: &mut HashMap<usize, ScriptedSource>) -> [u64; 6]
         }
         if let Some(source) = &source {
             source.tick(&mut rng, source_faults);
+        }
+        if drafts {
+            // Another length every round: none of them may change a token.
+            bench.driver.draft.length = DraftLength::Fixed(rng.below(16));
+            if faults && rng.one_in(400) {
+                bench.fail_draft();
+            }
         }
         let turn = bench.turn();
         assert_ne!(turn, Turn::Stopped);
@@ -206,24 +212,6 @@ fn check(one: &Running, window: usize, most_positions: usize, seed: u64, faults:
     }
     let starts = one.answer.events.iter().filter(|event| matches!(event, Event::Started(_))).count();
     assert!(starts <= 1);
-}
-
-/// Proposes the right continuation most of the time (greedy; sampled sequences mostly refuse it).
-struct GuessingProposer {
-    rng: Rng,
-    window: usize,
-}
-
-impl crate::driver::Propose for GuessingProposer {
-    fn propose(&mut self, tokens: &[u32], drafts: &mut Vec<u32>) {
-        // Prompts with images are not its business: it would guess wrong, which is allowed.
-        let request =
-            Request { sampling: SamplingParams::greedy(), ..Request::new(tokens.to_vec(), Vec::new()) };
-        let n = self.rng.below(5);
-        for (id, _) in expected(&request, 0, 0, self.window, n) {
-            drafts.push(if self.rng.one_in(4) { 7 } else { id });
-        }
-    }
 }
 
 #[test]

@@ -49,7 +49,7 @@ pub fn spawn_drafting(config: EngineConfig) -> (EngineHandle, ModelFacts) {
     let mut executor = CpuExecutor::new(model, CpuOptions::default()).expect("the CPU computes");
     let draft = super::model_path().with_file_name("muse-tiny-dflash-Q8_0.gguf");
     executor.attach_draft(Draft::load(draft).expect("the bundled draft loads")).expect("it fits");
-    let config = EngineConfig { draft_tokens: 4, ..config };
+    let config = EngineConfig { draft_length: muser_engine::DraftLength::Fixed(4), ..config };
     (Engine::spawn(Box::new(executor), geometry, config).expect("the engine starts"), facts)
 }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::PackStoreArgs;
+use super::{DraftArgs, PackStoreArgs};
 use crate::env_vars;
 
 /// Which model, and on what.
@@ -136,6 +136,9 @@ pub struct RunArgs {
     /// How tokens are chosen.
     #[command(flatten)]
     pub sampling: SamplingArgs,
+    /// Who proposes them.
+    #[command(flatten)]
+    pub draft: DraftArgs,
 }
 
 /// Arguments of `muser chat`.
@@ -153,6 +156,9 @@ pub struct ChatArgs {
     /// How tokens are chosen.
     #[command(flatten)]
     pub sampling: SamplingArgs,
+    /// Who proposes them.
+    #[command(flatten)]
+    pub draft: DraftArgs,
 }
 
 fn number(text: &str) -> Result<f32, String> {

@@ -2,7 +2,9 @@
 
 use clap::{Args, ValueEnum};
 
-use super::ModelArgs;
+use muser_engine::DraftLength;
+
+use super::{DraftChoice, ModelArgs};
 
 /// Arguments of `muser bench`.
 #[derive(Clone, Debug, Args)]
@@ -25,6 +27,16 @@ pub struct BenchArgs {
     /// Repetitions; the tests take turns in each
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub reps: u32,
+    /// Compare decoding with and without this draft (DFlash) on twenty short texts: auto, off or a file
+    #[arg(long, value_name = "auto|off|PATH", default_value = "off")]
+    pub draft: DraftChoice,
+    /// Proposals in a round of that comparison; auto: as many as pay
+    #[arg(long, value_name = "auto|N", default_value = "auto", value_parser = super::draft::length)]
+    pub draft_len: DraftLength,
+    /// Compare with a stand-in (synthetic): a draft of the real draft's cost whose proposals, taken from the known
+    /// continuation, are right with this probability
+    #[arg(long, value_name = "P", value_parser = share)]
+    pub draft_accept: Option<f64>,
     /// Copy weights into the layout that kernels read fastest
     #[arg(long, value_name = "WHEN", default_value = "auto")]
     pub repack: RepackChoice,
@@ -78,4 +90,11 @@ pub struct CostArgs {
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(value) if (0.0..=1.0).contains(&value) => Ok(value),
+        _ => Err("expected a number from 0 to 1".into()),
+    }
 }

@@ -1,6 +1,7 @@
 //! The command line as data: every command, flag and help text. Help, usage errors and `docs/cli.md` are generated from
 //! these definitions; `src/commands` never reads an argument that is not declared here.
 
+mod draft;
 mod generation;
 mod measure;
 mod pack;
@@ -13,6 +14,7 @@ mod tools;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
+pub use draft::{DraftArgs, DraftChoice};
 pub use generation::{
     BackendChoice, ChatArgs, ModelArgs, PrefillChoice, ReasoningChoice, RunArgs, SamplingArgs,
 };

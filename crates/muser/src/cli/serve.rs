@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::{ModelArgs, PackStoreArgs};
+use super::{DraftArgs, ModelArgs, PackStoreArgs};
 
 /// Arguments of `muser serve`.
 #[derive(Debug, Args)]
@@ -71,4 +71,7 @@ pub struct ServeArgs {
     /// Which model.
     #[command(flatten)]
     pub model: ModelArgs,
+    /// Who proposes tokens.
+    #[command(flatten)]
+    pub draft: DraftArgs,
 }

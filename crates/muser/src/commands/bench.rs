@@ -6,6 +6,7 @@
 
 pub(super) mod bandwidth;
 mod compare;
+mod drafting;
 mod noise;
 mod plan;
 mod report;
@@ -29,7 +30,7 @@ use self::plan::Test;
 use self::report::{Rep, Report, TestResult};
 use self::stats::{median, round, spread};
 use self::subject::Subject;
-use crate::cli::{BackendChoice, BenchArgs, RepackChoice};
+use crate::cli::{BackendChoice, BenchArgs, DraftChoice, RepackChoice};
 use crate::env_vars;
 use crate::model_file::ModelSource;
 use crate::output::{Console, Progress, usage_error};
@@ -145,6 +146,15 @@ fn measure(args: &BenchArgs, source: &ModelSource, console: &Console) -> Result<
         summarize(*test, result, &cost(test.depth()));
     }
     let compare = command.map(|command| Comparison::new(command, &results, rounds));
+    // The model that was measured so far makes room for the two that are compared.
+    drop(subject);
+    let drafting = if args.draft == DraftChoice::Off && args.draft_accept.is_none() {
+        None
+    } else {
+        let (drafting, lines) = drafting::compare(args, source, console)?;
+        results.extend(lines);
+        Some(drafting)
+    };
     Ok(Report {
         engine: concat!("muser ", env!("CARGO_PKG_VERSION")).to_owned(),
         commit: receipt::COMMIT,
@@ -164,6 +174,7 @@ fn measure(args: &BenchArgs, source: &ModelSource, console: &Console) -> Result<
         load_average: (load_before, noise::load_average()),
         tests: results,
         compare,
+        drafting,
     })
 }
 

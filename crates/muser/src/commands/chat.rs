@@ -26,7 +26,7 @@ A line that ends with \\ goes on in the next one. Ctrl-C stops an answer.";
 pub fn run(args: ChatArgs, console: &Console) -> anyhow::Result<()> {
     // One press stops an answer; who presses three times while nothing happens wants out.
     let interrupt = Interrupt::install(3);
-    let session = Session::open(&args.model, None, console)?;
+    let session = Session::open(&args.model, &args.draft, None, console)?;
     if session.template.is_none() {
         return Err(anyhow::anyhow!("{}: the model has no chat template", session.label))
             .hint("`muser run --raw` continues a text without one");

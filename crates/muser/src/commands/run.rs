@@ -20,7 +20,7 @@ pub fn run(args: RunArgs, console: &Console) -> anyhow::Result<()> {
     let prompt = prompt(&args)?;
     let interrupt = Interrupt::install(2);
     let packs = args.pack.clone().map(|dir| (PackFolder::from_flag(dir), &args.packs));
-    let session = Session::open(&args.model, packs, console)?;
+    let session = Session::open(&args.model, &args.draft, packs, console)?;
     let answer = if args.json {
         let answer = session.answer(&prompt, &args.sampling, &interrupt, &mut ())?;
         let mut out = std::io::stdout().lock();

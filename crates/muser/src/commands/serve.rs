@@ -15,10 +15,10 @@ use tokio::signal;
 use tokio::sync::oneshot;
 
 use crate::cli::ServeArgs;
-use crate::executor;
 use crate::model_file::{BUNDLED_NAME, ModelSource};
 use crate::output::{Console, HintExt as _};
 use crate::packs::{self, PackFolder};
+use crate::{draft, executor};
 
 /// Positions of one request unless `--ctx` says otherwise.
 const DEFAULT_CONTEXT: usize = 32_768;
@@ -185,14 +185,22 @@ fn load(
         context: Some(context),
         kv_bytes: args.kv_mib.map(|mebibytes| mebibytes << 20),
         max_waiting: args.queue as usize,
+        draft_length: args.draft.draft_len,
+        draft_sampling: args.draft.draft_sampling.into(),
         ..EngineConfig::default()
     };
     let folder = (args.packs.as_os_str() != "off").then(|| PackFolder::from_flag(args.packs.clone()));
     // The norms are all that a copy copies; the weights lie in the map.
-    let for_packs = folder.is_some().then(|| model.clone());
-    let executor = executor::build(model, &args.model, None)?;
+    let mut executor = executor::build(model.clone(), &args.model, None)?;
+    let attached = draft::attach(&args.draft.draft, source, &model, executor.as_mut())?;
+    for reason in attached.passed_over {
+        tracing::warn!("{reason}");
+    }
+    if let Some(draft) = attached.label {
+        tracing::info!(draft, "drafting");
+    }
     let (mut prefixes, mut packs): (Option<Box<dyn PrefixSource>>, _) = (None, None);
-    if let Some((folder, model)) = folder.zip(for_packs) {
+    if let Some(folder) = folder {
         let opened = packs::open(&folder, &args.pack_store, &model, None, executor.info(), console)?;
         (prefixes, packs) = (Some(opened.source), Some(opened.handle));
         config.identity = opened.identity;

@@ -43,6 +43,10 @@ pub struct Answer {
     pub restored_tokens: u32,
     /// `stop`, `tool_calls`, `length`, `context`, `interrupted`, `deadline`.
     pub finish_reason: &'static str,
+    /// Tokens for each pass of the model over its weights, after the first: 1 unless a draft's proposals count.
+    pub tokens_per_target_pass: f64,
+    /// The draft and how its proposals fared; null without one.
+    pub draft: Option<DraftFigures>,
     /// Seed in use: the same prompt with it gives the same answer.
     pub seed: u64,
     /// How long it took.
@@ -50,6 +54,19 @@ pub struct Answer {
     /// Name of the call that is being written.
     #[serde(skip)]
     call_name: String,
+}
+
+/// How a draft's proposals fared.
+#[derive(Clone, Debug, Serialize)]
+pub struct DraftFigures {
+    /// What messages call the draft.
+    pub model: String,
+    /// Proposals verified.
+    pub proposed: u32,
+    /// Proposals accepted.
+    pub accepted: u32,
+    /// For each place in a round: share of the proposals made there that were accepted. Of all answers of this session.
+    pub acceptance_by_position: Vec<f64>,
 }
 
 /// Milliseconds and rates of one answer.
@@ -134,12 +151,29 @@ impl Session {
                     }
                     answer.take(decoder.finish(), sink)?;
                     answer.finish(&finished, first_token);
+                    answer.draft = self.draft_figures(&finished);
                 }
                 Some(Event::Failed(error)) => return Err(error.into()),
                 Some(_) => {}
                 None => return Ok(answer),
             }
         }
+    }
+}
+
+impl Session {
+    fn draft_figures(&self, finished: &Finished) -> Option<DraftFigures> {
+        let metrics = self.engine.metrics();
+        let places = metrics.accepted_by_place.iter().zip(&metrics.drafted_by_place);
+        let share = |(&accepted, &drafted): (&u64, &u64)| {
+            (accepted as f64 / drafted as f64 * 1000.0).round() / 1000.0
+        };
+        Some(DraftFigures {
+            model: self.draft.clone()?,
+            proposed: finished.usage.drafted_tokens,
+            accepted: finished.usage.accepted_tokens,
+            acceptance_by_position: places.take_while(|place| *place.1 > 0).map(share).collect(),
+        })
     }
 }
 
@@ -161,8 +195,12 @@ impl Answer {
             cached => format!(" ({cached} known)"),
         };
         let rate = |rate: f64| if rate >= 10.0 { format!("{rate:.0}") } else { format!("{rate:.1}") };
+        let per_pass = match &self.draft {
+            Some(draft) if draft.proposed > 0 => format!(", {:.2} a pass", self.tokens_per_target_pass),
+            _ => String::new(),
+        };
         format!(
-            "{} tokens read{cached} at {}/s, {written} written at {}/s",
+            "{} tokens read{cached} at {}/s, {written} written at {}/s{per_pass}",
             self.prompt_tokens,
             rate(self.timings.prompt_tok_s),
             rate(self.timings.tok_s)
@@ -179,6 +217,8 @@ impl Answer {
             cached_tokens: 0,
             restored_tokens: 0,
             finish_reason: "interrupted",
+            tokens_per_target_pass: 1.0,
+            draft: None,
             seed,
             timings: Timings { load_ms: milliseconds(load_time), ..Timings::default() },
             call_name: String::new(),
@@ -225,6 +265,11 @@ impl Answer {
         };
         let read = usage.prompt_tokens.saturating_sub(usage.cached_tokens);
         let written = usage.completion_tokens.saturating_sub(1);
+        // The first token comes with the prompt.
+        if usage.decode_steps > 1 {
+            let passes = f64::from(usage.decode_steps - 1);
+            self.tokens_per_target_pass = (f64::from(written) / passes * 1000.0).round() / 1000.0;
+        }
         self.timings.prefill_ms = milliseconds(finished.timings.prefill);
         self.timings.restore_ms = milliseconds(finished.timings.restore);
         self.timings.decode_ms = milliseconds(finished.timings.decode);

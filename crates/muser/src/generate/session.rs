@@ -9,7 +9,8 @@ use muser_model::Model;
 use muser_prefix::PackUse;
 use muser_text::{ChatTemplate, Tokenizer};
 
-use crate::cli::{ModelArgs, PackStoreArgs};
+use crate::cli::{DraftArgs, ModelArgs, PackStoreArgs};
+use crate::draft::{self, Attached};
 use crate::executor;
 use crate::model_file::ModelSource;
 use crate::output::{Console, HintExt as _};
@@ -31,14 +32,18 @@ pub struct Session {
     pub packs: Option<PackUse>,
     /// What messages call the model.
     pub label: String,
+    /// What messages call its draft, if it has one.
+    pub draft: Option<String>,
     /// Time from the decision which model to the engine being ready.
     pub load_time: Duration,
 }
 
 impl Session {
-    /// Loads the model that the arguments name and starts an engine on it, with packs if a folder for them is given.
+    /// Loads the model that the arguments name, and its draft, and starts an engine on it, with packs if a folder for them is
+    /// given.
     pub fn open(
         args: &ModelArgs,
+        drafting: &DraftArgs,
         packs: Option<(PackFolder, &PackStoreArgs)>,
         console: &Console,
     ) -> anyhow::Result<Self> {
@@ -56,12 +61,14 @@ impl Session {
             let text = scope.spawn(|| -> anyhow::Result<_> {
                 Ok((Tokenizer::from_gguf(&file)?, ChatTemplate::from_gguf(&file)?))
             });
-            let engine = start_engine(model, args, packs, console);
+            let engine = start_engine(&model, &source, args, drafting, packs, console);
             let text = text.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             (text, engine)
         });
         let (tokenizer, template) = text.with_context(|| source.label())?;
-        let (engine, packs) = engine.with_context(|| source.label())?;
+        let (engine, packs, Attached { label: draft, passed_over }) =
+            engine.with_context(|| source.label())?;
+        passed_over.into_iter().for_each(|reason| console.warning(reason));
         anyhow::ensure!(
             tokenizer.vocab_size() == geometry.vocab,
             "{}: the tokenizer has {} tokens, the weights have {}",
@@ -75,6 +82,7 @@ impl Session {
             engine,
             packs,
             label: source.label(),
+            draft,
             load_time: started.elapsed(),
         })
     }
@@ -95,11 +103,13 @@ impl Session {
 const SLOW_LOAD_BYTES: u64 = 1 << 30;
 
 fn start_engine(
-    model: Model,
+    model: &Model,
+    source: &ModelSource,
     args: &ModelArgs,
+    drafting: &DraftArgs,
     packs: Option<(PackFolder, &PackStoreArgs)>,
     console: &Console,
-) -> anyhow::Result<(EngineHandle, Option<PackUse>)> {
+) -> anyhow::Result<(EngineHandle, Option<PackUse>, Attached)> {
     let geometry = model.geometry.clone();
     let context = match args.ctx {
         Some(asked) if asked as usize > geometry.context => {
@@ -112,17 +122,24 @@ fn start_engine(
         None => geometry.context.min(DEFAULT_CONTEXT),
     };
     // The norms are all that a copy copies; the weights lie in the map.
-    let for_packs = packs.is_some().then(|| model.clone());
-    let executor = executor::build(model, args, None)?;
-    let mut config = EngineConfig { parallel: 1, context: Some(context), ..EngineConfig::default() };
-    let (mut source, mut handle): (Option<Box<dyn PrefixSource>>, _) = (None, None);
-    if let Some(((folder, args), model)) = packs.zip(for_packs) {
-        let opened = packs::open(&folder, args, &model, None, executor.info(), console)?;
+    let mut executor = executor::build(model.clone(), args, None)?;
+    // Before packs: what a block holds depends on the draft.
+    let attached = draft::attach(&drafting.draft, source, model, executor.as_mut())?;
+    let mut config = EngineConfig {
+        parallel: 1,
+        context: Some(context),
+        draft_length: drafting.draft_len,
+        draft_sampling: drafting.draft_sampling.into(),
+        ..EngineConfig::default()
+    };
+    let (mut prefixes, mut handle): (Option<Box<dyn PrefixSource>>, _) = (None, None);
+    if let Some((folder, args)) = packs {
+        let opened = packs::open(&folder, args, model, None, executor.info(), console)?;
         let Packs { source: for_engine, identity, handle: for_us } = opened;
-        (source, handle) = (Some(for_engine), Some(for_us));
+        (prefixes, handle) = (Some(for_engine), Some(for_us));
         config.identity = identity;
     }
     let engine =
-        Engine::spawn_with(executor, geometry, config, source).hint("a smaller --ctx needs less memory")?;
-    Ok((engine, handle))
+        Engine::spawn_with(executor, geometry, config, prefixes).hint("a smaller --ctx needs less memory")?;
+    Ok((engine, handle, attached))
 }

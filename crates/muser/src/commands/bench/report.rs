@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 use super::compare::Comparison;
+use super::drafting::DraftingReport;
 use crate::receipt::ModelFacts;
 
 /// The whole report.
@@ -47,6 +48,9 @@ pub struct Report {
     /// Another program in turn.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compare: Option<Comparison>,
+    /// Decoding with a draft against decoding without.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drafting: Option<DraftingReport>,
 }
 
 /// One test over all repetitions.
@@ -147,6 +151,21 @@ impl Report {
                     ratio.range.1
                 ));
             }
+        }
+        if let Some(drafting) = &self.drafting {
+            let kind = if drafting.synthetic { " (synthetic: a stand-in proposes)" } else { "" };
+            line(format_args!("\ndrafting with {}{kind}, length {}", drafting.draft, drafting.length));
+            line(format_args!(
+                "{:.2}x (lowest text {:.2}x), {:.2} tokens per pass, {:.2} proposals per step, {:.0}% accepted{}",
+                drafting.speedup,
+                drafting.lowest_speedup,
+                drafting.tokens_per_target_pass,
+                drafting.proposals_per_step,
+                100.0 * drafting.accepted,
+                drafting
+                    .forecast_over_measured
+                    .map_or(String::new(), |share| format!(", rounds forecast at {:.0}%", 100.0 * share)),
+            ));
         }
         out
     }

@@ -20,6 +20,9 @@ fn tiny() -> (tempfile::TempDir, ModelSource, BenchArgs) {
         depth: vec![0, 300],
         rows: vec![2],
         draft_rows: vec![4],
+        draft: DraftChoice::Off,
+        draft_len: muser_engine::DraftLength::Auto,
+        draft_accept: None,
         reps: 2,
         repack: RepackChoice::Auto,
         compare: None,
@@ -121,4 +124,29 @@ fn depths_beyond_the_context_are_the_users_mistake() {
     args.depth = vec![4_000_000_000];
     let message = measure(&args, &source, &console()).unwrap_err().to_string();
     assert!(message.contains("the model's context is"), "{message}");
+}
+
+#[test]
+fn a_stand_in_is_compared_and_called_synthetic() {
+    let (folder, source, mut args) = tiny();
+    let draft = folder.path().join("draft.gguf");
+    let mix = Mix::from_name("q4_k_m").unwrap();
+    std::fs::write(&draft, muser_model::synth::draft_to_bytes(&Preset::Tiny.draft(), mix, 1).unwrap())
+        .unwrap();
+    args.model.backend = BackendChoice::Cpu;
+    (args.prompt, args.depth, args.rows, args.draft_rows) = (vec![], vec![0], vec![], vec![]);
+    args.draft_accept = Some(0.8);
+    // Nobody named a draft, and none lies beside the model.
+    let message = measure(&args, &source, &console()).unwrap_err().to_string();
+    assert!(message.contains("--draft"), "{message}");
+    args.draft = DraftChoice::File(draft);
+    args.draft_len = muser_engine::DraftLength::Fixed(2);
+    args.gen_tokens = 60;
+    let report = measure(&args, &source, &console()).unwrap();
+    let drafting = report.drafting.as_ref().unwrap();
+    assert!(drafting.synthetic && drafting.texts.len() == 1);
+    assert!((drafting.accepted_by_position[0] - 0.8).abs() < 0.2, "{drafting:?}");
+    assert!(drafting.tokens_per_target_pass > 1.8 && drafting.tokens_per_target_pass < 3.0, "{drafting:?}");
+    assert!(report.tests.iter().any(|test| test.test == "synthetic-drafted" && test.tok_s > 0.0));
+    assert!(report.table().contains("synthetic"));
 }
