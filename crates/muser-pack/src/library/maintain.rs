@@ -59,6 +59,8 @@ impl Library {
         self.locked(|shared, view, locked| {
             let Some(_quiet) = shared.store.quiet()? else { return Err(PackError::Busy) };
             let has_catalog = locked.is_some();
+            // Segments of packs that cannot be read (with this key) are not known: none is touched then.
+            let some_unreadable = shared.some_unreadable(view);
             let mut segments: HashSet<[u8; 32]> = HashSet::new();
             for (_, entry) in shared.index().packs() {
                 for block in &entry.blocks {
@@ -77,7 +79,7 @@ impl Library {
                 for listed in shared.store.list(area)? {
                     let needed = match area {
                         Area::Packs => !has_catalog || view.packs.contains_key(&PackId(listed.name.id)),
-                        Area::Segments => segments.contains(&listed.name.id),
+                        Area::Segments => some_unreadable || segments.contains(&listed.name.id),
                         Area::Records => !has_catalog || records.contains(&listed.name.id),
                     };
                     if !needed && shared.store.delete(&listed.name)? {
@@ -87,6 +89,23 @@ impl Library {
             }
             shared.store.flush()?;
             Ok(freed)
+        })
+    }
+
+    /// Deletes the segments that killed publications left, so that they do not drive out packs. Only at a quiet moment, and
+    /// only where a catalog tells what is needed.
+    pub(super) fn sweep_segments(&self) -> Result<(), PackError> {
+        self.locked(|shared, view, locked| {
+            let quiet = shared.store.quiet()?;
+            if locked.is_none() || quiet.is_none() || shared.some_unreadable(view) {
+                return Ok(());
+            }
+            for listed in shared.store.list(Area::Segments)? {
+                if !shared.index().needs_segment(SegmentId(listed.name.id)) {
+                    shared.store.delete(&listed.name)?;
+                }
+            }
+            Ok(())
         })
     }
 
@@ -160,6 +179,12 @@ impl VerifyReport {
 }
 
 impl Shared {
+    /// Does the catalog name a pack that is not believed?
+    fn some_unreadable(&self, view: &View) -> bool {
+        let index = self.index();
+        view.packs.keys().any(|id| index.pack(*id).is_none())
+    }
+
     pub(super) fn set_pinned_locked(
         &self,
         view: &mut View,

@@ -139,6 +139,7 @@ impl Library {
             library.shared.store.clean()?;
         }
         library.refresh()?;
+        library.sweep_segments()?;
         Ok(library)
     }
 
