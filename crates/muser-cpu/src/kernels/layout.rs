@@ -189,6 +189,7 @@ unsafe fn transpose_four(from: &[*const u8; 4], to: [*mut u8; 4]) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::*;
+        // SAFETY: by the contract of this function.
         let [a, b, c, d] = from.map(|p| unsafe { _mm_loadu_si128(p.cast()) });
         let (ab, cd) = (_mm_unpacklo_epi32(a, b), _mm_unpacklo_epi32(c, d));
         let (ab_high, cd_high) = (_mm_unpackhi_epi32(a, b), _mm_unpackhi_epi32(c, d));
