@@ -55,19 +55,19 @@ impl Driver {
         for sequence in self.scheduler.slots.iter_mut().flatten() {
             sequence.awaits_copy = false;
         }
-        let (mut logits_row, mut hidden_row) = (0, 0);
+        let mut next = OutputRows::default();
         for i in 0..self.plan.items.len() {
             let item = self.plan.items[i];
-            let (logits_at, hidden_at) = (logits_row, hidden_row);
-            let (n_logits, n_hidden) = self.wanted_rows(item);
-            logits_row += n_logits;
-            hidden_row += n_hidden;
+            let (at, count) = (next, self.wanted_rows(item));
+            next.logits += count.logits;
+            next.largest += count.largest;
+            next.hidden += count.hidden;
             let over = self.scheduler.slots[item.slot].as_ref().is_none_or(Sequence::has_failed);
             if over {
                 // Another choice has failed for the whole request a moment ago; the plan will clear this one away.
                 continue;
             }
-            let handled = catch_unwind(AssertUnwindSafe(|| self.handle(item, logits_at, hidden_at, now)));
+            let handled = catch_unwind(AssertUnwindSafe(|| self.handle(item, at, now)));
             let end = match handled {
                 Ok(end) => end,
                 Err(panic) => {
@@ -95,13 +95,20 @@ impl Driver {
         self.plan.moves.is_empty() && self.plan.items.iter().all(decodes)
     }
 
-    /// Rows of an item that come with logits, and rows that come with hidden states.
-    fn wanted_rows(&self, item: PlanItem) -> (usize, usize) {
-        let Some(sequence) = &self.scheduler.slots[item.slot] else { return (0, 0) };
+    /// Rows of an item that come with logits, with the largest logit alone, and with hidden states.
+    fn wanted_rows(&self, item: PlanItem) -> OutputRows {
+        let none = OutputRows::default();
+        let Some(sequence) = &self.scheduler.slots[item.slot] else { return none };
         match sequence.task.kind {
-            RequestKind::Embed => (0, item.rows),
-            RequestKind::Generate if item.to_end && sequence.wants_token() => (1 + item.drafts, 0),
-            RequestKind::Generate => (0, 0),
+            RequestKind::Embed => OutputRows { hidden: item.rows, ..none },
+            RequestKind::Generate if item.to_end && sequence.wants_token() => {
+                if takes_largest(sequence, item) {
+                    OutputRows { largest: 1, ..none }
+                } else {
+                    OutputRows { logits: 1 + item.drafts, ..none }
+                }
+            }
+            RequestKind::Generate => none,
         }
     }
 
@@ -112,7 +119,7 @@ impl Driver {
         }
         for i in 0..self.plan.items.len() {
             let item = self.plan.items[i];
-            let (n_logits, n_hidden) = self.wanted_rows(item);
+            let count = self.wanted_rows(item);
             let Some(sequence) = &self.scheduler.slots[item.slot] else { continue };
             let Some(kv) = &sequence.kv else { continue };
             let end = item.start + item.rows + item.drafts;
@@ -127,8 +134,9 @@ impl Driver {
                     None => RowInput::Token(sequence.drafts[position - sequence.tokens.len()]),
                 };
                 let wants = RowWants {
-                    logits: end - position <= n_logits,
-                    hidden: n_hidden > 0,
+                    logits: end - position <= count.logits,
+                    argmax: end - position <= count.largest,
+                    hidden: count.hidden > 0,
                     ..RowWants::default()
                 };
                 self.batch.push_row(Row { input, wants });
@@ -191,7 +199,7 @@ impl Driver {
     }
 
     /// Takes in the results for one sequence. `Some` when it has ended.
-    fn handle(&mut self, item: PlanItem, logits_at: usize, hidden_at: usize, now: Duration) -> Option<End> {
+    fn handle(&mut self, item: PlanItem, at: OutputRows, now: Duration) -> Option<End> {
         let metrics = &self.shared.metrics;
         let sequence = self.scheduler.slots[item.slot].as_mut()?;
         let was_decoding = sequence.is_decoding();
@@ -204,7 +212,7 @@ impl Driver {
             sequence.task.ring.set_prefilled(end.min(sequence.task.prompt_tokens as usize) as u32);
         }
         if sequence.task.kind == RequestKind::Embed {
-            let rows = self.out.hidden[hidden_at * self.hidden..].chunks_exact(self.hidden).take(item.rows);
+            let rows = self.out.hidden[at.hidden * self.hidden..].chunks_exact(self.hidden).take(item.rows);
             if item.start == 0 {
                 sequence.hidden_sum.clear();
                 sequence.hidden_sum.resize(self.hidden, 0.0);
@@ -246,13 +254,13 @@ impl Driver {
             return Some(End::Finish(FinishReason::Length));
         }
         sequence.decode_steps += 1;
-        self.take_tokens(item, logits_at, now)
+        self.take_tokens(item, at, now)
     }
 
     /// Samples the row at the end of the tokens and, as long as the proposals are accepted, those after it.
-    fn take_tokens(&mut self, item: PlanItem, logits_at: usize, now: Duration) -> Option<End> {
+    fn take_tokens(&mut self, item: PlanItem, at: OutputRows, now: Duration) -> Option<End> {
         let mut accepted = 0;
-        let end = self.take_rows(item, logits_at, now, &mut accepted);
+        let end = self.take_rows(item, at, now, &mut accepted);
         if item.drafts > 0 {
             let metrics = &self.shared.metrics;
             Metrics::add(&metrics.drafts, 1);
@@ -274,21 +282,24 @@ impl Driver {
     fn take_rows(
         &mut self,
         item: PlanItem,
-        logits_at: usize,
+        at: OutputRows,
         now: Duration,
         accepted: &mut usize,
     ) -> Option<End> {
         for k in 0..=item.drafts {
             let sequence = self.scheduler.slots[item.slot].as_mut()?;
             let position = (item.start + item.rows - 1 + k) as u32;
-            let logits = &mut self.out.logits[(logits_at + k) * self.vocab..][..self.vocab];
-            let proposal = match sequence.drafts.get(k).filter(|_| k < item.drafts) {
-                Some(&id) => self.draft.row(sequence, k, self.vocab).map(|row| (id, row)),
-                None => None,
+            let sampled = if takes_largest(sequence, item) {
+                largest(sequence, self.out.argmax.get(at.largest).copied().flatten(), position)
+            } else {
+                let logits = &mut self.out.logits[(at.logits + k) * self.vocab..][..self.vocab];
+                let proposal = match sequence.drafts.get(k).filter(|_| k < item.drafts) {
+                    Some(&id) => self.draft.row(sequence, k, self.vocab).map(|row| (id, row)),
+                    None => None,
+                };
+                let how = self.draft.sampling;
+                sample(sequence, &mut self.sampler, &mut self.mask, logits, position, proposal, how)
             };
-            let how = self.draft.sampling;
-            let sampled =
-                sample(sequence, &mut self.sampler, &mut self.mask, logits, position, proposal, how);
             let (token, is_proposal) = match sampled {
                 Ok(sampled) => sampled,
                 Err(error) => return Some(End::Fail(error)),
@@ -356,6 +367,34 @@ impl Driver {
         }
         None
     }
+}
+
+/// Rows in the outputs of a step: how many, or where they begin.
+#[derive(Clone, Copy, Debug, Default)]
+struct OutputRows {
+    logits: usize,
+    /// Rows of which the executor tells the largest logit alone.
+    largest: usize,
+    hidden: usize,
+}
+
+/// Is the next token the one with the largest logit, and does nobody want anything else of that row?
+fn takes_largest(sequence: &Sequence, item: PlanItem) -> bool {
+    let task = &sequence.task;
+    item.drafts == 0
+        && task.sampling.is_greedy()
+        && task.sampling.logit_bias.is_empty()
+        && task.logprobs.is_none()
+        && !task.hash_logits
+        && sequence.constraint.is_none()
+        && sequence.counts.is_none()
+}
+
+/// The token that the executor has picked.
+fn largest(sequence: &Sequence, id: Option<u32>, position: u32) -> Result<(Token, bool), RequestError> {
+    let id = id.ok_or(RequestError::NotFinite { position })?;
+    let index = sequence.index;
+    Ok((Token { index, id, logprob: None, top: TopLogprobs::default(), logit_hash: None }, false))
 }
 
 /// One token from one row of logits, and whether it is the proposal that was made for it. A proposal comes with the shaped

@@ -321,7 +321,7 @@ impl Executor for ScriptedExecutor {
                 };
                 let position = seq.start_pos as usize + i;
                 let [sliding, full] = self.row(batch, seq, position, input, fault == 1 || fault == 2);
-                if row.wants.logits {
+                if row.wants.needs_logits() {
                     logits_of(sliding, Some(full), &mut out.logits);
                 }
                 if row.wants.hidden {
@@ -331,14 +331,13 @@ impl Executor for ScriptedExecutor {
         }
         self.spend(|costs| costs.step, batch.rows().len());
         match fault {
-            1 => Err(ExecError::Device { device: "scripted".into(), what: "as told".into() }),
+            1 => return Err(ExecError::Device { device: "scripted".into(), what: "as told".into() }),
             2 => panic!("as told"),
-            3 => {
-                out.logits.fill(f32::NAN);
-                Ok(())
-            }
-            _ => Ok(()),
+            3 => out.logits.fill(f32::NAN),
+            _ => {}
         }
+        out.reduce_to_argmax(batch, VOCAB);
+        Ok(())
     }
 
     fn draft(&mut self, batch: &DraftBatch, logits: &mut Vec<f32>) -> Result<(), ExecError> {
