@@ -83,7 +83,7 @@ impl Running {
                 }
                 Event::Finished(finished) => {
                     let first = first.ok_or("no token")?;
-                    return Ok((first, finished, (submitted.elapsed() - first).as_secs_f64()));
+                    return Ok((first, finished, submitted.elapsed().saturating_sub(first).as_secs_f64()));
                 }
                 Event::Failed(error) => return Err(error.into()),
                 _ => {}

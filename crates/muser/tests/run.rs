@@ -70,7 +70,7 @@ fn a_draft_changes_no_token_greedy_or_sampled() {
             }
         }
     }
-    let wrong = home.run(&["run", FOX, "--draft", &muse_tiny().display().to_string()]).failure(1);
+    let wrong = home.run(["run", FOX, "--draft", &muse_tiny().display().to_string()]).failure(1);
     assert!(wrong.contains("muse-tiny-Q4_K_M.gguf"), "{wrong}");
 }
 

@@ -77,9 +77,13 @@ unsafe fn blocks<S: Simd, const T: usize, const BITS: usize>(
     }
 }
 
-/// The word of four codes that row `t` has at `k_group`.
+/// The word of four codes that row `t` has at `k_group`. With several rows the compiler would load those of adjacent
+/// rows as one vector and take it apart again; kept apart, each load is an operand of its dot product.
 #[inline(always)]
-unsafe fn activation<S: Simd>(x: &PanelBlock, k_group: usize, t: usize) -> S::I {
+unsafe fn activation<S: Simd, const T: usize>(x: &PanelBlock, k_group: usize, t: usize) -> S::I {
+    if T > 2 {
+        std::sync::atomic::compiler_fence(std::sync::atomic::Ordering::SeqCst);
+    }
     S::i_splat(x.q.add((k_group * x.width + t) * 4).cast::<i32>().read_unaligned())
 }
 
@@ -130,37 +134,19 @@ unsafe fn mins_quarter<S: Simd, const T: usize, const FIFTH: bool, const C: usiz
     bits: &mut [S::I; 8],
     isum: &mut [S::I; T],
 ) {
-    let quants = if FIFTH { 12 } else { 4 };
-    let fifth = S::i_splat(0x1010_1010);
     // Without a fifth bit the high nibble may stay where it is: the dot is 16 times as large.
     let in_place = !FIFTH && S::ANY_BYTE;
     let mut low_dot = [S::i_splat(0); T];
     let mut high_dot = [S::i_splat(0); T];
-    for j in 0..8 {
-        if FIFTH && C == 0 {
-            bits[j] = w.next(place_five(4 + j));
-        }
-        let at = quants + 8 * C + j;
-        let v = w.next(if FIFTH { place_five(at) } else { at });
-        let mut low = low_nibbles::<S>(v);
-        let mut high =
-            if in_place { S::i_and(v, S::i_splat(0xf0f0_f0f0_u32 as i32)) } else { high_nibbles::<S>(v) };
-        if FIFTH {
-            let bits = bits[j];
-            let (a, b) = match C {
-                0 => (S::i_shl::<4>(bits), S::i_shl::<3>(bits)),
-                1 => (S::i_shl::<2>(bits), S::i_shl::<1>(bits)),
-                2 => (bits, S::i_shr::<1>(bits)),
-                _ => (S::i_shr::<2>(bits), S::i_shr::<3>(bits)),
-            };
-            low = S::i_or(low, S::i_and(a, fifth));
-            high = S::i_or(high, S::i_and(b, fifth));
-        }
-        for t in 0..T {
-            low_dot[t] = S::dp4(low_dot[t], low, activation::<S>(x, 16 * C + j, t));
-            high_dot[t] = S::dp4(high_dot[t], high, activation::<S>(x, 16 * C + 8 + j, t));
-        }
-    }
+    // Written out: the compiler leaves longer bodies rolled, and then moves what follows a loop behind all loops.
+    mins_word::<S, T, FIFTH, C>(w, x, bits, &mut low_dot, &mut high_dot, 0);
+    mins_word::<S, T, FIFTH, C>(w, x, bits, &mut low_dot, &mut high_dot, 1);
+    mins_word::<S, T, FIFTH, C>(w, x, bits, &mut low_dot, &mut high_dot, 2);
+    mins_word::<S, T, FIFTH, C>(w, x, bits, &mut low_dot, &mut high_dot, 3);
+    mins_word::<S, T, FIFTH, C>(w, x, bits, &mut low_dot, &mut high_dot, 4);
+    mins_word::<S, T, FIFTH, C>(w, x, bits, &mut low_dot, &mut high_dot, 5);
+    mins_word::<S, T, FIFTH, C>(w, x, bits, &mut low_dot, &mut high_dot, 6);
+    mins_word::<S, T, FIFTH, C>(w, x, bits, &mut low_dot, &mut high_dot, 7);
     let byte = S::i_splat(255);
     let low_scale = S::i_and(shift_right::<S>(scales, C % 2 * 16), byte);
     let high_scale = S::i_and(shift_right::<S>(scales, C % 2 * 16 + 8), byte);
@@ -168,6 +154,44 @@ unsafe fn mins_quarter<S: Simd, const T: usize, const FIFTH: bool, const C: usiz
         let high = if in_place { S::i_sra::<4>(high_dot[t]) } else { high_dot[t] };
         isum[t] = S::i_add(isum[t], S::i_mul(low_dot[t], low_scale));
         isum[t] = S::i_add(isum[t], S::i_mul(high, high_scale));
+    }
+}
+
+/// Quant word `j` of quarter `C` with the activations of both of its nibbles.
+#[inline(always)]
+unsafe fn mins_word<S: Simd, const T: usize, const FIFTH: bool, const C: usize>(
+    w: &Words<S>,
+    x: &PanelBlock,
+    bits: &mut [S::I; 8],
+    low_dot: &mut [S::I; T],
+    high_dot: &mut [S::I; T],
+    j: usize,
+) {
+    let quants = if FIFTH { 12 } else { 4 };
+    let fifth = S::i_splat(0x1010_1010);
+    let in_place = !FIFTH && S::ANY_BYTE;
+    if FIFTH && C == 0 {
+        bits[j] = w.next(place_five(4 + j));
+    }
+    let at = quants + 8 * C + j;
+    let v = w.next(if FIFTH { place_five(at) } else { at });
+    let mut low = low_nibbles::<S>(v);
+    let mut high =
+        if in_place { S::i_and(v, S::i_splat(0xf0f0_f0f0_u32 as i32)) } else { high_nibbles::<S>(v) };
+    if FIFTH {
+        let bits = bits[j];
+        let (a, b) = match C {
+            0 => (S::i_shl::<4>(bits), S::i_shl::<3>(bits)),
+            1 => (S::i_shl::<2>(bits), S::i_shl::<1>(bits)),
+            2 => (bits, S::i_shr::<1>(bits)),
+            _ => (S::i_shr::<2>(bits), S::i_shr::<3>(bits)),
+        };
+        low = S::i_or(low, S::i_and(a, fifth));
+        high = S::i_or(high, S::i_and(b, fifth));
+    }
+    for t in 0..T {
+        low_dot[t] = S::dp4(low_dot[t], low, activation::<S, T>(x, 16 * C + j, t));
+        high_dot[t] = S::dp4(high_dot[t], high, activation::<S, T>(x, 16 * C + 8 + j, t));
     }
 }
 
@@ -182,50 +206,55 @@ unsafe fn six_bits<S: Simd, const T: usize>(
     let mut isum = [S::i_splat(0); T];
     let d = S::f_load_f16(extra.cast::<u16>().add(w.lane));
     let scales = [w.next(place_six(48)), w.next(place_six(49))];
-    six_quarter::<S, T, 0, 0>(w, &x, scales, &mut isum);
-    six_quarter::<S, T, 0, 1>(w, &x, scales, &mut isum);
+    six_half::<S, T, 0>(w, &x, scales, &mut isum);
     let scales = [w.next(place_six(50)), w.next(place_six(51))];
-    six_quarter::<S, T, 1, 0>(w, &x, scales, &mut isum);
-    six_quarter::<S, T, 1, 1>(w, &x, scales, &mut isum);
+    six_half::<S, T, 1>(w, &x, scales, &mut isum);
     for t in 0..T {
         let scale = S::f_mul(d, S::f_splat(*x.d.add(t)));
         acc[t] = S::f_fma(S::f_from_i(isum[t]), scale, acc[t]);
     }
 }
 
-/// Half `HALF` (16 values) of each of the four runs of 32 values in the 128 values `N`.
+/// The 128 values `N`. Eight rows go in two groups: four sums a row for all of them would not fit in registers.
 #[inline(always)]
-unsafe fn six_quarter<S: Simd, const T: usize, const N: usize, const HALF: usize>(
+unsafe fn six_half<S: Simd, const T: usize, const N: usize>(
     w: &Words<S>,
     x: &PanelBlock,
     scales: [S::I; 2],
     isum: &mut [S::I; T],
 ) {
-    let two = S::i_splat(0x3030_3030);
+    if T == 8 {
+        six_quarter::<S, T, 4, N, 0>(w, x, scales, isum, 0);
+        six_quarter::<S, T, 4, N, 0>(w, x, scales, isum, 4);
+        six_quarter::<S, T, 4, N, 1>(w, x, scales, isum, 0);
+        six_quarter::<S, T, 4, N, 1>(w, x, scales, isum, 4);
+    } else {
+        six_quarter::<S, T, T, N, 0>(w, x, scales, isum, 0);
+        six_quarter::<S, T, T, N, 1>(w, x, scales, isum, 0);
+    }
+}
+
+/// Half `HALF` (16 values) of each of the four runs of 32 values in the 128 values `N`, for `R` rows from `from` on.
+#[inline(always)]
+unsafe fn six_quarter<S: Simd, const T: usize, const R: usize, const N: usize, const HALF: usize>(
+    w: &Words<S>,
+    x: &PanelBlock,
+    scales: [S::I; 2],
+    isum: &mut [S::I; T],
+    from: usize,
+) {
     // Each of the four halves has a scale of its own.
-    let mut dot = [[S::i_splat(0); T]; 4];
+    let mut dot = [[S::i_splat(0); R]; 4];
     for (run, dot) in dot.iter_mut().enumerate() {
         for (t, dot) in dot.iter_mut().enumerate() {
             let group = 8 * N + 2 * run + HALF;
-            *dot = S::i_splat(*x.sums.add((12 + group) * x.width + t));
+            *dot = S::i_splat(*x.sums.add((12 + group) * x.width + from + t));
         }
     }
-    for j in 4 * HALF..4 * HALF + 4 {
-        let a = w.next(place_six(16 * N + j));
-        let b = w.next(place_six(16 * N + 8 + j));
-        let high = w.next(place_six(32 + 8 * N + j));
-        let codes = [
-            S::i_or(low_nibbles::<S>(a), S::i_and(S::i_shl::<4>(high), two)),
-            S::i_or(low_nibbles::<S>(b), S::i_and(S::i_shl::<2>(high), two)),
-            S::i_or(high_nibbles::<S>(a), S::i_and(high, two)),
-            S::i_or(high_nibbles::<S>(b), S::i_and(S::i_shr::<2>(high), two)),
-        ];
-        for run in 0..4 {
-            for t in 0..T {
-                dot[run][t] = S::dp4(dot[run][t], codes[run], activation::<S>(x, 32 * N + 8 * run + j, t));
-            }
-        }
-    }
+    six_word::<S, T, R, N>(w, x, &mut dot, from, 4 * HALF);
+    six_word::<S, T, R, N>(w, x, &mut dot, from, 4 * HALF + 1);
+    six_word::<S, T, R, N>(w, x, &mut dot, from, 4 * HALF + 2);
+    six_word::<S, T, R, N>(w, x, &mut dot, from, 4 * HALF + 3);
     for run in 0..4 {
         let word = scales[run / 2];
         // Signed byte 2 (run % 2) + HALF.
@@ -235,8 +264,35 @@ unsafe fn six_quarter<S: Simd, const T: usize, const N: usize, const HALF: usize
             2 => S::i_sra::<24>(S::i_shl::<8>(word)),
             _ => S::i_sra::<24>(word),
         };
-        for t in 0..T {
-            isum[t] = S::i_add(isum[t], S::i_mul(dot[run][t], scale));
+        for t in 0..R {
+            isum[from + t] = S::i_add(isum[from + t], S::i_mul(dot[run][t], scale));
+        }
+    }
+}
+
+/// Words `j` of the 128 values `N`: four codes a lane for each of the four runs.
+#[inline(always)]
+unsafe fn six_word<S: Simd, const T: usize, const R: usize, const N: usize>(
+    w: &Words<S>,
+    x: &PanelBlock,
+    dot: &mut [[S::I; R]; 4],
+    from: usize,
+    j: usize,
+) {
+    let two = S::i_splat(0x3030_3030);
+    let a = w.next(place_six(16 * N + j));
+    let b = w.next(place_six(16 * N + 8 + j));
+    let high = w.next(place_six(32 + 8 * N + j));
+    let codes = [
+        S::i_or(low_nibbles::<S>(a), S::i_and(S::i_shl::<4>(high), two)),
+        S::i_or(low_nibbles::<S>(b), S::i_and(S::i_shl::<2>(high), two)),
+        S::i_or(high_nibbles::<S>(a), S::i_and(high, two)),
+        S::i_or(high_nibbles::<S>(b), S::i_and(S::i_shr::<2>(high), two)),
+    ];
+    for run in 0..4 {
+        for t in 0..R {
+            dot[run][t] =
+                S::dp4(dot[run][t], codes[run], activation::<S, T>(x, 32 * N + 8 * run + j, from + t));
         }
     }
 }
