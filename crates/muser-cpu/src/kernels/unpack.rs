@@ -99,6 +99,9 @@ const FP4_CODES: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6
 
 const NIBBLE: i32 = 0x0f0f_0f0f;
 
+/// How far ahead [`Words::ask_ahead`] asks, in bytes: a tile's worth of Q4_K.
+const AHEAD: usize = 2304;
+
 /// Reads the words of one tile at lane offset `lane`.
 pub(super) struct Words<S> {
     words: *const u8,
@@ -124,6 +127,12 @@ impl<S: Simd> Words<S> {
         let word = self.get(j);
         std::sync::atomic::compiler_fence(std::sync::atomic::Ordering::SeqCst);
         word
+    }
+
+    /// Asks for the line that lies [`AHEAD`] behind word `j`.
+    #[inline(always)]
+    pub(super) fn ask_ahead(&self, j: usize) {
+        super::layout::ask(self.words.wrapping_add(j * 64 + AHEAD));
     }
 }
 
