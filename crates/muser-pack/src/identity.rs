@@ -197,13 +197,6 @@ impl Identity {
         fields.into_iter().find(|(_, same)| !same).map(|(name, _)| name)
     }
 
-    /// Blocks of the sliding group that a sequence resuming at block boundary `boundary` reads: the first one's index.
-    pub fn first_sliding_block(&self, boundary: usize) -> usize {
-        let block_len = self.geometry.block_len as usize;
-        let window = self.geometry.window.max(1) as usize;
-        ((boundary * block_len + 1).saturating_sub(window) / block_len).min(boundary)
-    }
-
     fn encode_semantic(&self) -> Vec<u8> {
         let mut writer = Writer::for_domain("semantic");
         writer.fixed(&self.weights);
