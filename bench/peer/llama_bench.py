@@ -9,6 +9,10 @@ into a cache on first use and drives them through ctypes. "At its best" means: a
 llama.cpp's own tools do (without one it starts threads for every graph), and every test runs with and without weight
 repacking, in turn, and reports the better. Test names are those of `muser bench`: pp512, tg@2048, rows8@0, draft8@0.
 Prints one JSON object on standard output. Needs Python 3.9 and, for the first run, npm.
+
+With --gpu all layers are on the card (the same release's CUDA 13.1 build) and the choices tried are physical batches of 512
+and 2,048 rows. A driver older than that build cannot translate its portable code: native_cuda.py beside this file makes a
+folder of libraries with machine code for one card, for --libraries.
 """
 import argparse
 import ctypes as C
@@ -24,34 +28,37 @@ import sys
 import tempfile
 import time
 
-PACKAGE, VERSION = "@node-llama-cpp/linux-x64", "3.22.1"
-SHA256 = "0d953e1503d5ab4608d8ed5b739132308c81ac05ffeb760d2a7f30e08a9f90e0"
+VERSION = "3.22.1"
+# Package, checksum, folder in the package, what stands in the libraries' names.
+CPU = ("@node-llama-cpp/linux-x64", "0d953e1503d5ab4608d8ed5b739132308c81ac05ffeb760d2a7f30e08a9f90e0", "linux-x64", "")
+GPU = ("@node-llama-cpp/linux-x64-cuda", "d6cd3ff39a43b024816952e0bc6452d6711608d26256ff6eb0fe8cf7ff55bb2c", "linux-x64-cuda", "cuda.")
 LLAMA = "0.5.0-dev"
 
 int32, uint32, float32, boolean, pointer = C.c_int32, C.c_uint32, C.c_float, C.c_bool, C.c_void_p
 
 
-def library_folder():
-    """The unpacked libraries; fetched by name and checksum when they are not there."""
+def library_folder(build):
+    """The unpacked libraries of a build; fetched by name and checksum when they are not there."""
+    package, sha256, inside, part = build
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    folder = os.path.join(cache, "muser-bench", f"llama-{VERSION}")
-    if os.path.exists(os.path.join(folder, "libllama.v0.5.0.so")):
+    folder = os.path.join(cache, "muser-bench", f"llama-{part}{VERSION}")
+    if os.path.exists(os.path.join(folder, f"libllama.{part}v0.5.0.so")):
         return folder
     os.makedirs(os.path.dirname(folder), exist_ok=True)
     with tempfile.TemporaryDirectory(dir=os.path.dirname(folder)) as work:
-        subprocess.run(["npm", "pack", "--silent", f"{PACKAGE}@{VERSION}"], cwd=work, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(["npm", "pack", "--silent", f"{package}@{VERSION}"], cwd=work, check=True, stdout=subprocess.DEVNULL)
         archives = [name for name in os.listdir(work) if name.endswith(".tgz")]
         if len(archives) != 1:
-            sys.exit(f"npm pack {PACKAGE}: expected one archive, found {archives}")
+            sys.exit(f"npm pack {package}: expected one archive, found {archives}")
         archive = os.path.join(work, archives[0])
         digest = hashlib.sha256()
         with open(archive, "rb") as file:
             for piece in iter(lambda: file.read(1 << 20), b""):
                 digest.update(piece)
-        if digest.hexdigest() != SHA256:
-            sys.exit(f"{PACKAGE}@{VERSION}: expected SHA-256 {SHA256}, found {digest.hexdigest()}")
+        if digest.hexdigest() != sha256:
+            sys.exit(f"{package}@{VERSION}: expected SHA-256 {sha256}, found {digest.hexdigest()}")
         shutil.unpack_archive(archive, work)
-        os.rename(os.path.join(work, "package", "bins", "linux-x64"), folder)
+        os.rename(os.path.join(work, "package", "bins", inside), folder)
     return folder
 
 
@@ -96,9 +103,9 @@ class Library:
         "attach_threadpool": (None, [pointer, pointer, pointer]), "print_system_info": (C.c_char_p, []),
     }
 
-    def __init__(self, folder):
+    def __init__(self, folder, part):
         load = lambda name: C.CDLL(os.path.join(folder, name), mode=C.RTLD_GLOBAL)
-        self.base, self.ggml, self.llama = load("libggml-base.so"), load("libggml.v0.5.0.so"), load("libllama.v0.5.0.so")
+        self.base, self.ggml, self.llama = load("libggml-base.so"), load(f"libggml.{part}v0.5.0.so"), load(f"libllama.{part}v0.5.0.so")
         for name, (result, arguments) in self.PROTOTYPES.items():
             function = getattr(self.llama, "llama_" + name)
             function.restype, function.argtypes = result, arguments
@@ -159,13 +166,13 @@ class Test:
 class Session:
     """A loaded model with one context for one test."""
 
-    def __init__(self, library, model, test, steps, threads):
+    def __init__(self, library, model, test, steps, threads, ubatch):
         self.library, self.test, self.steps = library, test, steps
         self.vocab = library.vocab_n_tokens(library.model_get_vocab(model))
         params = library.context_default_params()
         room = (test.positions(steps) + 255) // 256 * 256
         params.n_ctx, params.n_seq_max = room * test.sequences, test.sequences
-        params.n_batch, params.n_ubatch = 2048, 512
+        params.n_batch, params.n_ubatch = 2048, ubatch
         params.n_threads = params.n_threads_batch = threads
         self.context = library.init_from_model(model, params) or sys.exit("llama.cpp cannot create a context")
         self.pool, self.destroy_pool = library.thread_pool(threads)
@@ -225,16 +232,16 @@ class Session:
         return times
 
 
-def measure(library, path, tests, options, repack):
+def measure(library, path, tests, options, choice):
     """Results of all tests with one loaded model, and the seconds that loading took."""
     params = library.model_default_params()
-    params.n_gpu_layers, params.use_extra_bufts = 0, repack
+    params.n_gpu_layers, params.use_extra_bufts = (-1 if options.gpu else 0), choice.get("repack", True)
     start = time.perf_counter()
     model = library.model_load_from_file(path.encode(), params) or sys.exit(f"llama.cpp cannot load {path}")
     load_s = time.perf_counter() - start
     results = {}
     for test in tests:
-        session = Session(library, model, test, options.gen_tokens, options.threads)
+        session = Session(library, model, test, options.gen_tokens, options.threads, choice.get("ubatch", 512))
         session.warm_up()
         reps = []
         for _ in range(options.reps):
@@ -245,8 +252,8 @@ def measure(library, path, tests, options, repack):
         session.close()
         results[test.name] = {
             "test": test.name, "tok_s": statistics.median(r["tok_s"] for r in reps),
-            "median_ms": statistics.median(r["median_ms"] for r in reps), "repack": repack, "reps": reps}
-        print(f"llama.cpp {test.name}: {results[test.name]['tok_s']:.2f} tok/s (repack {'on' if repack else 'off'})", file=sys.stderr)
+            "median_ms": statistics.median(r["median_ms"] for r in reps), **choice, "reps": reps}
+        print(f"llama.cpp {test.name}: {results[test.name]['tok_s']:.2f} tok/s {choice}", file=sys.stderr)
     library.model_free(model)
     return results, load_s
 
@@ -258,20 +265,25 @@ def main():
     parser.add_argument("--gen-tokens", type=int, default=32, help="timed steps of all tests but ppN")
     parser.add_argument("--reps", type=int, default=1)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--gpu", action="store_true", help="all layers on the card")
+    parser.add_argument("--libraries", help="a folder with the libraries, instead of those of the package")
     parser.add_argument("--repack", choices=("on", "off", "best"), default="best")
     options = parser.parse_args()
     tests = [Test(name) for name in options.tests.split(",") if name]
-    library = Library(library_folder())
-    choices = {"on": [True], "off": [False], "best": [False, True]}[options.repack]
+    build = GPU if options.gpu else CPU
+    library = Library(options.libraries or library_folder(build), build[3])
+    repack = {"on": [True], "off": [False], "best": [False, True]}[options.repack]
+    choices = [{"ubatch": 512}, {"ubatch": 2048}] if options.gpu else [{"repack": choice} for choice in repack]
     best, loads = {}, {}
-    for repack in choices:
-        results, loads["repacked" if repack else "mapped"] = measure(library, options.model, tests, options, repack)
+    for choice in choices:
+        results, seconds = measure(library, options.model, tests, options, choice)
+        loads[f"ubatch {choice['ubatch']}" if options.gpu else "repacked" if choice["repack"] else "mapped"] = seconds
         for name, result in results.items():
             if name not in best or result["tok_s"] > best[name]["tok_s"]:
                 best[name] = result
     print(json.dumps({
-        "engine": "llama.cpp", "commit": f"v{library.version().decode()}, {PACKAGE} {VERSION}",
-        "device": f"{platform.processor() or platform.machine()}, {options.threads} threads",
+        "engine": "llama.cpp", "commit": f"v{library.version().decode()}, {build[0]} {VERSION}",
+        "device": "the card" if options.gpu else f"{platform.processor() or platform.machine()}, {options.threads} threads",
         "system": library.print_system_info().decode().strip(), "bandwidth": None, "model": os.path.basename(options.model),
         "load_s": {name: round(seconds, 2) for name, seconds in loads.items()},
         "tests": [best[test.name] for test in tests]}))

@@ -122,6 +122,12 @@ pub trait Executor: Send {
         Err(ExecError::Unsupported { backend: self.info().backend, what: "DFlash drafts".into() })
     }
 
+    /// Bytes per second that a plain read of the device's own memory reaches right now: what steps of few rows are
+    /// measured against. `None` where the device computes from the host's memory.
+    fn read_bandwidth(&self) -> Result<Option<f64>, ExecError> {
+        Ok(None)
+    }
+
     /// Copies a block out. `dst` has [`ExecutorInfo::block_bytes`] bytes; its layout belongs to the route.
     fn export_block(&self, group: KvGroup, block: BlockId, dst: &mut [u8]) -> Result<(), ExecError>;
 

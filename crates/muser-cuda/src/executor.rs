@@ -407,6 +407,18 @@ impl Executor for CudaExecutor {
         &self.info
     }
 
+    fn read_bandwidth(&self) -> Result<Option<f64>, ExecError> {
+        // Far beyond the second-level cache, and long enough for the launch not to count; less where a model fills the card.
+        for bytes in [4_usize << 30, 512 << 20] {
+            match self.context.bind().and_then(|()| self.measure_plain_read(bytes)) {
+                Ok(seconds) => return Ok(Some(bytes as f64 / seconds)),
+                Err(CudaError::OutOfMemory { .. }) => {}
+                Err(error) => return Err(error.into_exec(&self.info.device)),
+            }
+        }
+        Ok(None)
+    }
+
     fn allocate_kv(&mut self, capacity: KvCapacity) -> Result<(), ExecError> {
         self.graphs.clear();
         let none = || Buffer::new(&self.context, 0, "KV blocks").map(|memory| KvPool { memory, blocks: 0 });

@@ -23,7 +23,6 @@ use muser_gguf::GgmlType;
 use muser_model::Model;
 use muser_model::cost::{Cost, CostOptions};
 
-use self::bandwidth::Probe;
 use self::compare::Comparison;
 use self::noise::Counters;
 use self::plan::Test;
@@ -67,7 +66,11 @@ fn measure(args: &BenchArgs, source: &ModelSource, console: &Console) -> Result<
         .model
         .threads
         .map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from);
-    let mut probe = Probe::new(args.model.threads.map(usize::from))?;
+    let mut probe = None;
+    let mut probed = |subject: &Subject| {
+        bandwidth::of_executor(subject.executor(), &mut probe, args.model.threads.map(usize::from))
+            .map(|bytes_per_s| bytes_per_s / 1e9)
+    };
 
     let names: Vec<String> = tests.iter().map(Test::to_string).collect();
     let command = args
@@ -88,13 +91,13 @@ fn measure(args: &BenchArgs, source: &ModelSource, console: &Console) -> Result<
         if rep == 0 || args.reload {
             warm_up(running, &tests)?;
         }
-        let mut before = probe.bytes_per_s()? / 1e9;
+        let mut before = probed(running)?;
         probes.push(before);
         for (test, result) in tests.iter().zip(&mut results) {
             let counters = Counters::now();
             let times = running.run(*test, test.steps(args.gen_tokens))?;
             let noise = Counters::now().since(&counters);
-            let after = probe.bytes_per_s()? / 1e9;
+            let after = probed(running)?;
             probes.push(after);
             let ms: Vec<f64> = times.iter().map(|t| t.as_secs_f64() * 1e3).collect();
             let median_ms = median(&ms).context("bug: a test has steps")?;

@@ -1,6 +1,7 @@
-//! How fast this machine reads memory right now: the figure that decoding is measured against.
+//! How fast the memory that weights are read from can be read right now: the figure that decoding is measured against.
 
 use anyhow::Result;
+use muser_backend::Executor;
 use muser_cpu::BandwidthProbe;
 
 /// Bytes of the buffer: far beyond any last-level cache share of the threads. Tests only look whether it works.
@@ -21,5 +22,17 @@ impl Probe {
     /// Bytes per second of the best pass.
     pub fn bytes_per_s(&mut self) -> Result<f64> {
         Ok(self.0.measure(PASSES)?.best())
+    }
+}
+
+/// Bytes per second of the memory that `executor` reads its weights from: the card's own, else this machine's by `probe`,
+/// which is made when it is needed first.
+pub fn of_executor(executor: &dyn Executor, probe: &mut Option<Probe>, threads: Option<usize>) -> Result<f64> {
+    if let Some(bytes_per_s) = executor.read_bandwidth()? {
+        return Ok(bytes_per_s);
+    }
+    match probe {
+        Some(probe) => probe.bytes_per_s(),
+        None => probe.insert(Probe::new(threads)?).bytes_per_s(),
     }
 }

@@ -357,6 +357,10 @@ impl Executor for StandIn {
         Ok(())
     }
 
+    fn read_bandwidth(&self) -> Result<Option<f64>, ExecError> {
+        self.inner.read_bandwidth()
+    }
+
     fn export_block(&self, group: KvGroup, block: BlockId, dst: &mut [u8]) -> Result<(), ExecError> {
         self.inner.export_block(group, block, dst)
     }

@@ -57,6 +57,11 @@ impl Subject {
         self.executor.info()
     }
 
+    /// What computes.
+    pub fn executor(&self) -> &dyn Executor {
+        self.executor.as_ref()
+    }
+
     /// Runs `steps` steps of `test`; returns the time of each.
     pub fn run(&mut self, test: Test, steps: u32) -> Result<Vec<Duration>> {
         self.fill(test.sequences(), test.depth())?;
