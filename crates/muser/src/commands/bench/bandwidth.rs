@@ -27,7 +27,11 @@ impl Probe {
 
 /// Bytes per second of the memory that `executor` reads its weights from: the card's own, else this machine's by `probe`,
 /// which is made when it is needed first.
-pub fn of_executor(executor: &dyn Executor, probe: &mut Option<Probe>, threads: Option<usize>) -> Result<f64> {
+pub fn of_executor(
+    executor: &dyn Executor,
+    probe: &mut Option<Probe>,
+    threads: Option<usize>,
+) -> Result<f64> {
     if let Some(bytes_per_s) = executor.read_bandwidth()? {
         return Ok(bytes_per_s);
     }
