@@ -15,7 +15,7 @@ use crate::isa::Isa;
 use crate::kernels::Kernels;
 use crate::kernels::layout::{BlockShape, TILE_ROWS};
 use crate::kernels::matmul::{
-    Finish, Input, MatrixView, Panels, Product, SUPER_SUMS, Scratch, Storage, panel_rows, product_run,
+    Finish, Input, MatrixView, Panels, Product, SUPER_SUMS, Scratch, Storage, product_run,
 };
 use crate::memory::HugeBuffer;
 use crate::pool::Pool;
@@ -86,7 +86,7 @@ impl KernelProbe {
     /// A thread panicked.
     pub fn measure(&mut self, rows: usize, passes: usize) -> Result<ReadBandwidth, ExecError> {
         let (rows, k) = (rows.max(1), self.matrix.cols);
-        let values = panel_rows(rows) * k;
+        let values = rows * k;
         let (mut q, mut d, mut sums) =
             (vec![1u8; values], vec![1f32; values / 32], vec![1i32; values / 256 * SUPER_SUMS]);
         let panels = Panels { q: q.as_mut_ptr(), d: d.as_mut_ptr(), sums: sums.as_mut_ptr() };

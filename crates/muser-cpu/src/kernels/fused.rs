@@ -122,7 +122,9 @@ unsafe fn with_mins<S: Simd, const T: usize, const FIFTH: bool>(
             msum = S::dp2(msum, pair, S::i_splat(*x.sums.add((8 + p) * x.width + t)));
         }
         let dx = S::f_splat(*x.d.add(t));
-        let a = S::f_fma(S::f_from_i(isum[t]), S::f_mul(d, dx), acc[t]);
+        // Everything in the sum is 16 times as large, so nothing is shifted out.
+        let isum = if !FIFTH && S::ANY_BYTE { S::i_sra::<4>(isum[t]) } else { isum[t] };
+        let a = S::f_fma(S::f_from_i(isum), S::f_mul(d, dx), acc[t]);
         acc[t] = S::f_fnma(S::f_from_i(msum), S::f_mul(m, dx), a);
     }
 }
@@ -150,12 +152,15 @@ unsafe fn mins_quarter<S: Simd, const T: usize, const FIFTH: bool, const C: usiz
     mins_word::<S, T, FIFTH, C>(w, x, bits, &mut low_dot, &mut high_dot, 6);
     mins_word::<S, T, FIFTH, C>(w, x, bits, &mut low_dot, &mut high_dot, 7);
     let byte = S::i_splat(255);
-    let low_scale = S::i_and(shift_right::<S>(scales, C % 2 * 16), byte);
+    let mut low_scale = S::i_and(shift_right::<S>(scales, C % 2 * 16), byte);
     let high_scale = S::i_and(shift_right::<S>(scales, C % 2 * 16 + 8), byte);
+    if in_place {
+        // As large as the high dot; at most 8 * 32 * 15 * 127 * 63 * 16 < 2^29 in all.
+        low_scale = S::i_shl::<4>(low_scale);
+    }
     for t in 0..T {
-        let high = if in_place { S::i_sra::<4>(high_dot[t]) } else { high_dot[t] };
         isum[t] = S::i_add(isum[t], S::i_mul(low_dot[t], low_scale));
-        isum[t] = S::i_add(isum[t], S::i_mul(high, high_scale));
+        isum[t] = S::i_add(isum[t], S::i_mul(high_dot[t], high_scale));
     }
 }
 
@@ -220,7 +225,7 @@ unsafe fn six_bits<S: Simd, const T: usize>(
     }
 }
 
-/// The 128 values `N`. Eight rows go in two groups: four sums a row for all of them would not fit in registers.
+/// The 128 values `N`. More than four rows go in two groups: four sums a row for all of them would not fit in registers.
 #[inline(always)]
 unsafe fn six_half<S: Simd, const T: usize, const N: usize>(
     w: &Words<S>,
@@ -228,15 +233,30 @@ unsafe fn six_half<S: Simd, const T: usize, const N: usize>(
     scales: [S::I; 2],
     isum: &mut [S::I; T],
 ) {
-    if T == 8 {
-        six_quarter::<S, T, 4, N, 0>(w, x, scales, isum, 0);
-        six_quarter::<S, T, 4, N, 0>(w, x, scales, isum, 4);
-        six_quarter::<S, T, 4, N, 1>(w, x, scales, isum, 0);
-        six_quarter::<S, T, 4, N, 1>(w, x, scales, isum, 4);
-    } else {
-        six_quarter::<S, T, T, N, 0>(w, x, scales, isum, 0);
-        six_quarter::<S, T, T, N, 1>(w, x, scales, isum, 0);
+    match T {
+        5 => six_groups::<S, T, 3, 2, N>(w, x, scales, isum),
+        6 => six_groups::<S, T, 3, 3, N>(w, x, scales, isum),
+        7 => six_groups::<S, T, 4, 3, N>(w, x, scales, isum),
+        8 => six_groups::<S, T, 4, 4, N>(w, x, scales, isum),
+        _ => {
+            six_quarter::<S, T, T, N, 0>(w, x, scales, isum, 0);
+            six_quarter::<S, T, T, N, 1>(w, x, scales, isum, 0);
+        }
     }
+}
+
+/// `A` rows, then `B` rows, half by half, so that the second group finds the words in the first-level cache.
+#[inline(always)]
+unsafe fn six_groups<S: Simd, const T: usize, const A: usize, const B: usize, const N: usize>(
+    w: &Words<S>,
+    x: &PanelBlock,
+    scales: [S::I; 2],
+    isum: &mut [S::I; T],
+) {
+    six_quarter::<S, T, A, N, 0>(w, x, scales, isum, 0);
+    six_quarter::<S, T, B, N, 0>(w, x, scales, isum, A);
+    six_quarter::<S, T, A, N, 1>(w, x, scales, isum, 0);
+    six_quarter::<S, T, B, N, 1>(w, x, scales, isum, A);
 }
 
 /// Half `HALF` (16 values) of each of the four runs of 32 values in the 128 values `N`, for `R` rows from `from` on.

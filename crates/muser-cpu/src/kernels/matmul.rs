@@ -19,28 +19,11 @@ pub(crate) const PANEL: usize = 8;
 /// Row tiles whose accumulators are kept together when there are many activation rows.
 pub(crate) const RUN_TILES: usize = 4;
 
-/// Rows that panels are made for: seven rows left over take a panel of eight, because three passes over a tile (of four,
-/// two and one) cost more than a row that nobody asked for. That one is zeros and its results are dropped.
-#[inline]
-pub(crate) fn panel_rows(rows: usize) -> usize {
-    rows + usize::from(rows % PANEL == 7)
-}
-
-/// First row and width of the panel of row `row`, of `rows` rows: panels of eight, then what is left ([`panel_rows`]) in
-/// powers of two, so that every panel has a kernel of exactly its width.
+/// First row and width of the panel of row `row`, of `rows` rows: panels of eight, then one of what is left.
 #[inline]
 pub(crate) fn panel_of(row: usize, rows: usize) -> (usize, usize) {
-    let rows = panel_rows(rows);
     let first = row / PANEL * PANEL;
-    let (mut first, mut left) = (first, (rows - first).min(PANEL));
-    loop {
-        let width = 1 << left.ilog2();
-        if row < first + width {
-            return (first, width);
-        }
-        first += width;
-        left -= width;
-    }
+    (first, (rows - first).min(PANEL))
 }
 
 /// Bytes of transposed words and odd scales of 256 inputs.
@@ -90,7 +73,7 @@ impl MatrixView {
 
 /// Quantised activation rows in panels; which of the arrays a type uses follows from its [`Class`].
 ///
-/// A panel has width `w` of 8, 4, 2 or 1 ([`panel_of`]; the arrays are long enough for [`panel_rows`]); its arrays begin at its first row times the size of one row.
+/// A panel has width `w` of 1 to 8 ([`panel_of`]); its arrays begin at its first row times the size of one row.
 /// `q` is `[k / 4][w]` words; `d` `[k / 256][w]` or `[k / 32][w]`; `sums` is `[k / 256][28][w]` (8 pairs of sums of
 /// 16, 4 pairs of sums of 32, 16 sums of 16 times -32) for super-block types, and `[k / 32][w]` followed by `[k / 16][w]` for small-block types.
 #[derive(Clone, Copy)]
@@ -177,7 +160,7 @@ pub(crate) unsafe fn product_run(
                 climb(&kernels.fused, x, lanes, |kernel, x, lanes| {
                     kernel(&p.matrix, shape, tile, x, &mut scratch.words, lanes);
                 });
-                for t in 0..x.width.min(n - row) {
+                for t in 0..x.width {
                     (kernels.finish)(p, tile, row + t, lanes.add(t * TILE_ROWS));
                 }
                 row += x.width;
@@ -185,15 +168,14 @@ pub(crate) unsafe fn product_run(
         }
         return;
     }
-    let padded = panel_rows(n);
-    let values = count * padded * TILE_ROWS;
+    let values = count * n * TILE_ROWS;
     let segments = p.matrix.segments;
     for segment in 0..segments.count() {
         scratch.acc[..values].fill(0.0);
         for block in segments.range(segment) {
             for tile in 0..count {
                 let (words, extra) = fetch(&p.matrix, shape, first + tile, block, &mut scratch.words);
-                let acc = scratch.acc.as_mut_ptr().add(tile * padded * TILE_ROWS);
+                let acc = scratch.acc.as_mut_ptr().add(tile * n * TILE_ROWS);
                 let inputs = (k - block * 256).min(256);
                 let unpack = if class.is_super() { kernels.unpack_super } else { kernels.unpack_small };
                 unpack(p.matrix.ty, words, extra, inputs, &mut scratch.tile);
@@ -219,7 +201,7 @@ pub(crate) unsafe fn product_run(
     }
     for tile in 0..count {
         for row in 0..n {
-            let lanes = scratch.total.as_mut_ptr().add((tile * padded + row) * TILE_ROWS);
+            let lanes = scratch.total.as_mut_ptr().add((tile * n + row) * TILE_ROWS);
             (kernels.finish)(p, first + tile, row, lanes);
         }
     }
@@ -298,22 +280,24 @@ unsafe fn panel_block(class: Class, input: &Input, row: usize, block: usize) -> 
 /// Goes through the rows of a panel with the widest kernels that fit.
 #[inline]
 unsafe fn climb<K: Copy>(
-    ladder: &[Option<K>; 4],
+    ladder: &[Option<K>; PANEL],
     x: PanelBlock,
     acc: *mut f32,
     mut call: impl FnMut(K, PanelBlock, *mut f32),
 ) {
-    let (mut t, mut step) = (0, PANEL.trailing_zeros() as usize);
+    let mut t = 0;
     while t < x.width {
-        match ladder[step] {
-            Some(kernel) if t + (1 << step) <= x.width => {
-                let part =
-                    PanelBlock { q: x.q.add(4 * t), d: x.d.add(t), sums: x.sums.add(t), width: x.width };
-                call(kernel, part, acc.add(t * TILE_ROWS));
-                t += 1 << step;
+        let mut rows = x.width - t;
+        let kernel = loop {
+            // Every set has a kernel of one row.
+            match ladder[rows - 1] {
+                Some(kernel) => break kernel,
+                None => rows -= 1,
             }
-            _ => step -= 1,
-        }
+        };
+        let part = PanelBlock { q: x.q.add(4 * t), d: x.d.add(t), sums: x.sums.add(t), width: x.width };
+        call(kernel, part, acc.add(t * TILE_ROWS));
+        t += rows;
     }
 }
 

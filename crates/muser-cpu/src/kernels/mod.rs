@@ -34,7 +34,7 @@ use self::tile::PanelBlock;
 use crate::isa::Isa;
 use attention::KvView;
 use layout::BlockShape;
-use matmul::{MatrixView, Product, SCRATCH};
+use matmul::{MatrixView, PANEL, Product, SCRATCH};
 use rows::QuantTarget;
 use unpack::Tile;
 
@@ -50,10 +50,10 @@ pub(crate) type FusedKernel =
 /// Compiled kernels of one instruction set; each is described at the generic function of its name.
 #[derive(Clone, Copy)]
 pub(crate) struct Kernels {
-    /// By variant of the type's class, then by the binary logarithm of the number of rows.
-    pub(crate) panels: [[Option<PanelKernel>; 4]; 9],
-    /// By the binary logarithm of the number of rows.
-    pub(crate) fused: [Option<FusedKernel>; 4],
+    /// By variant of the type's class, then by the number of rows less one.
+    pub(crate) panels: [[Option<PanelKernel>; PANEL]; 9],
+    /// By the number of rows less one.
+    pub(crate) fused: [Option<FusedKernel>; PANEL],
     pub(crate) unpack_super: UnpackKernel,
     pub(crate) unpack_small: UnpackKernel,
     pub(crate) float_run: unsafe fn(&Product, usize, usize),
@@ -74,13 +74,25 @@ pub(crate) struct Kernels {
     pub(crate) read_pass: unsafe fn(*const u8, usize) -> u64,
 }
 
-/// How many rows at a time a set's registers have room for: 8, 4, 2 or 1.
+/// Kernels by the number of rows less one. With 32 registers there is one of every width (which
+/// [`tile::stride`] relies on), with 16 there are those of 1 and 4.
 macro_rules! ladder {
     (8, $f:ident, $($c:tt),*) => {
-        [Some($f::<1, $($c),*>), Some($f::<2, $($c),*>), Some($f::<4, $($c),*>), Some($f::<8, $($c),*>)]
+        [
+            Some($f::<1, $($c),*>),
+            Some($f::<2, $($c),*>),
+            Some($f::<3, $($c),*>),
+            Some($f::<4, $($c),*>),
+            Some($f::<5, $($c),*>),
+            Some($f::<6, $($c),*>),
+            Some($f::<7, $($c),*>),
+            Some($f::<8, $($c),*>),
+        ]
     };
-    (4, $f:ident, $($c:tt),*) => { [Some($f::<1, $($c),*>), None, Some($f::<4, $($c),*>), None] };
-    (1, $f:ident, $($c:tt),*) => { [Some($f::<1, $($c),*>), None, None, None] };
+    (4, $f:ident, $($c:tt),*) => {
+        [Some($f::<1, $($c),*>), None, None, Some($f::<4, $($c),*>), None, None, None, None]
+    };
+    (1, $f:ident, $($c:tt),*) => { [Some($f::<1, $($c),*>), None, None, None, None, None, None, None] };
 }
 
 macro_rules! compile {

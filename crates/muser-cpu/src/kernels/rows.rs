@@ -91,8 +91,7 @@ pub(crate) unsafe fn add_post_norm<S: Simd>(
     sums.next_factor(c, eps)
 }
 
-/// Quantises values `from .. to` of row `row` (multiples of 256 unless `to` is the end of the row). With the last row come
-/// the zeros of the rows that fill its panel.
+/// Quantises values `from .. to` of row `row` (multiples of 256 unless `to` is the end of the row).
 ///
 /// # Safety
 /// `x` is valid for `k` values, the panels for all rows; nobody else writes this part of them.
@@ -106,7 +105,6 @@ pub(crate) unsafe fn quantize<S: Simd>(
 ) {
     let (panel_row, width) = panel_of(row, target.rows);
     let t = row - panel_row;
-    let empty = if row + 1 == target.rows { t + 1..width } else { 0..0 };
     let k = target.k;
     let mut codes = [0i8; 256];
     for at in (from..to).step_by(256) {
@@ -121,9 +119,6 @@ pub(crate) unsafe fn quantize<S: Simd>(
             };
             let d = quantize_block::<S>(x.add(at), &mut codes[..len]);
             to.store(t, &codes[..len], d);
-            for t in empty.clone() {
-                to.store(t, &[0; 256][..len], 0.0);
-            }
         }
         if let Some(p) = target.small_blocks {
             let (all_d, all_sums) = (p.d.add(panel_row * (k / 32)), p.sums.add(panel_row * (k / 32) * 3));
@@ -139,9 +134,6 @@ pub(crate) unsafe fn quantize<S: Simd>(
                 };
                 let d = quantize_block::<S>(x.add(at), &mut codes[..32]);
                 to.store(t, &codes[..32], d);
-                for t in empty.clone() {
-                    to.store(t, &[0; 32], 0.0);
-                }
             }
         }
     }

@@ -6,8 +6,7 @@ use muser_gguf::{GgmlType, dequantize_row};
 
 use super::layout::{BlockShape, TILE_ROWS};
 use super::matmul::{
-    Finish, Input, MatrixView, Panels, Product, RUN_TILES, SUPER_SUMS, Scratch, Storage, panel_rows,
-    product_run,
+    Finish, Input, MatrixView, Panels, Product, RUN_TILES, SUPER_SUMS, Scratch, Storage, product_run,
 };
 use super::rows::QuantTarget;
 use super::unpack::Class;
@@ -110,10 +109,9 @@ fn check(ty: GgmlType, rows: usize, cols: usize, n: usize, tolerance: f64) {
     let mut first: Option<Vec<f32>> = None;
     for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
         let kernels = Kernels::of(isa);
-        let padded = panel_rows(n);
         let (mut q, mut d, mut sums) =
-            (vec![0u8; padded * cols], vec![0.0f32; padded * cols / 32], vec![0i32; padded * cols]);
-        assert!(SUPER_SUMS * padded * cols / 256 <= sums.len());
+            (vec![0u8; n * cols], vec![0.0f32; n * cols / 32], vec![0i32; n * cols]);
+        assert!(SUPER_SUMS * n * cols / 256 <= sums.len());
         let panels = Panels { q: q.as_mut_ptr(), d: d.as_mut_ptr(), sums: sums.as_mut_ptr() };
         let is_super = class.is_some_and(Class::is_super);
         let target = QuantTarget {
@@ -174,7 +172,7 @@ fn every_type_multiplies_right() {
     for ty in GgmlType::all().filter(|&ty| Class::of(ty).is_some()) {
         // Small blocks also with inputs that end inside 256.
         let cols = if Class::of(ty).is_some_and(Class::is_super) { 1280 } else { 1280 + 64 };
-        for n in [1, 2, 7, 8, 15, 21] {
+        for n in (1..=9).chain([13, 15]) {
             check(ty, 40, cols, n, 1e-6);
         }
     }
