@@ -12,6 +12,9 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
 
+/// Code behind features is linted and tested with everything else; `first-run` builds without.
+const FEATURES: &str = "--features=muser/object-store";
+
 /// A step of `ci`: its name, what it is for, and what it does.
 type Step = (&'static str, &'static str, fn() -> Result<()>);
 
@@ -27,6 +30,7 @@ const STEPS: &[Step] = &[
             "clippy",
             "--workspace",
             "--all-targets",
+            FEATURES,
             "--locked",
             "--quiet",
             "--keep-going",
@@ -103,6 +107,7 @@ fn test() -> Result<()> {
             "nextest",
             "run",
             "--workspace",
+            FEATURES,
             "--locked",
             "--status-level",
             "slow",
@@ -110,7 +115,7 @@ fn test() -> Result<()> {
             "slow",
         ])
     } else {
-        cargo(&["test", "--workspace", "--locked", "--quiet", "--lib", "--bins", "--tests"])
+        cargo(&["test", "--workspace", FEATURES, "--locked", "--quiet", "--lib", "--bins", "--tests"])
     }
 }
 

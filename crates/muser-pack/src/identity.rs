@@ -8,6 +8,8 @@
 //! The digests are over one canonical encoding (see [`Identity::encode`]): each field with its tag and its length, so
 //! that no two different identities encode equally. The table of layers is in [`Geometry::layers`] and nowhere else.
 
+use muser_kv::BLOCK_LEN;
+
 use crate::Refusal;
 use crate::encode::{Reader, Writer};
 
@@ -135,6 +137,45 @@ const VERSION: u16 = 1;
 const LIMIT_ITEMS: u32 = 4096;
 
 impl Identity {
+    /// The identity of a made-up model, for tests and examples of stores: two full layers, two sliding ones with a window
+    /// of 512; blocks of two and three pages.
+    pub fn example() -> Self {
+        Self {
+            weights: [1; 32],
+            architecture: b"layers=4".to_vec(),
+            quantisation: "Q4_K_M; activations Q8".into(),
+            adapters: Vec::new(),
+            tokenizer: [2; 32],
+            template: [3; 32],
+            positions: Positions {
+                rotary_base_bits: 10_000_f64.to_bits(),
+                pairing: "neox".into(),
+                scaling: "none".into(),
+                rotating: vec![false, true, true, false],
+                origin: 0,
+            },
+            geometry: Geometry {
+                layers: vec![LayerKind::Full, LayerKind::Sliding, LayerKind::Sliding, LayerKind::Full],
+                window: 512,
+                kv_heads: 1,
+                head_dim: 8,
+                block_len: BLOCK_LEN as u32,
+            },
+            scalars: vec![("epsilon".into(), 1e-6_f64.to_bits())],
+            context_policy: "refuse".into(),
+            media: None,
+            draft: None,
+            representation: Representation {
+                route: "scalar-1".into(),
+                kv_type: "f16".into(),
+                layout: "planes-1".into(),
+                row_bytes: 16,
+                full_block_bytes: 8_192,
+                sliding_block_bytes: 10_240,
+            },
+        }
+    }
+
     /// The canonical bytes: semantic part, then representation.
     pub fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::for_domain("muser pack identity");

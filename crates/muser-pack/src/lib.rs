@@ -21,6 +21,7 @@ mod fingerprint;
 mod identity;
 mod key_file;
 mod keys;
+mod kill_point;
 mod library;
 mod manifest;
 mod name;

@@ -5,47 +5,10 @@ use std::sync::Arc;
 use muser_kv::{BLOCK_LEN, KvGroup, Unit};
 
 use crate::store::{MemoryStore, PackStore};
-use crate::{
-    Geometry, Identity, KeyRing, LayerKind, Library, LibraryOptions, PackError, Plan, Positions, Published,
-    Representation, Scope,
-};
+use crate::{Identity, KeyRing, Library, LibraryOptions, PackError, Plan, Published, Scope};
 
-/// Two full layers, two sliding ones with a window of 512; blocks of two and three chunks of a page.
 pub(crate) fn identity() -> Identity {
-    Identity {
-        weights: [1; 32],
-        architecture: b"layers=4".to_vec(),
-        quantisation: "Q4_K_M; activations Q8".into(),
-        adapters: Vec::new(),
-        tokenizer: [2; 32],
-        template: [3; 32],
-        positions: Positions {
-            rotary_base_bits: 10_000_f64.to_bits(),
-            pairing: "neox".into(),
-            scaling: "none".into(),
-            rotating: vec![false, true, true, false],
-            origin: 0,
-        },
-        geometry: Geometry {
-            layers: vec![LayerKind::Full, LayerKind::Sliding, LayerKind::Sliding, LayerKind::Full],
-            window: 512,
-            kv_heads: 1,
-            head_dim: 8,
-            block_len: BLOCK_LEN as u32,
-        },
-        scalars: vec![("epsilon".into(), 1e-6_f64.to_bits())],
-        context_policy: "refuse".into(),
-        media: None,
-        draft: None,
-        representation: Representation {
-            route: "scalar-1".into(),
-            kv_type: "f16".into(),
-            layout: "planes-1".into(),
-            row_bytes: 16,
-            full_block_bytes: 8_192,
-            sliding_block_bytes: 10_240,
-        },
-    }
+    Identity::example()
 }
 
 /// Pages as chunks, so that small blocks have several.

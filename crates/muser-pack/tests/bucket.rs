@@ -1,7 +1,8 @@
 //! The bucket store against an S3-compatible server process, well-behaved and not.
 //!
-//! `MUSER_TEST_MOTO` names the program `moto_server` (`pip install "moto[server]"`); without it, and where it is not on the
-//! path, the tests say that they are skipped.
+//! `MUSER_TEST_MOTO` names the program `moto_server` (`pip install "moto[s3]" flask flask-cors`) and then it must start, as in
+//! CI. Without the variable a program of that name on the path is used, and where there is none the tests say that they are
+//! skipped.
 
 #![cfg(feature = "object-store")]
 
@@ -14,10 +15,7 @@ use std::time::{Duration, Instant};
 
 use muser_kv::{KvGroup, Unit};
 use muser_pack::store::{BucketOptions, BucketStore, conformance};
-use muser_pack::{
-    Area, Geometry, Identity, KeyRing, LayerKind, Library, LibraryOptions, PackStore, Positions,
-    Representation, Scope,
-};
+use muser_pack::{Area, Identity, KeyRing, Library, LibraryOptions, PackStore, Scope};
 
 /// A server process; ends with the test.
 struct Server {
@@ -33,7 +31,8 @@ impl Drop for Server {
 }
 
 fn server() -> Option<Server> {
-    let program = std::env::var_os("MUSER_TEST_MOTO").unwrap_or_else(|| "moto_server".into());
+    let named = std::env::var_os("MUSER_TEST_MOTO");
+    let program = named.clone().unwrap_or_else(|| "moto_server".into());
     let port =
         TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port").port();
     let started = Command::new(&program)
@@ -42,16 +41,16 @@ fn server() -> Option<Server> {
         .stderr(Stdio::null())
         .spawn();
     let Ok(child) = started else {
-        eprintln!(
-            "SKIPPED: no S3-compatible server: {} does not start (set MUSER_TEST_MOTO)",
-            program.display()
-        );
+        assert!(named.is_none(), "MUSER_TEST_MOTO: {} does not start", program.display());
+        eprintln!("SKIPPED: no S3-compatible server: there is no moto_server (set MUSER_TEST_MOTO)");
         return None;
     };
-    let server = Server { child, port };
+    let mut server = Server { child, port };
     let give_up = Instant::now() + Duration::from_mins(1);
     while TcpStream::connect(("127.0.0.1", port)).is_err() {
         assert!(Instant::now() < give_up, "the server does not answer");
+        let ended = server.child.try_wait().expect("a child");
+        assert!(ended.is_none(), "the server ended: {ended:?}");
         std::thread::sleep(Duration::from_millis(50));
     }
     let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("the server");
@@ -74,41 +73,13 @@ fn options(port: u16, prefix: &str) -> BucketOptions {
     }
 }
 
+/// Blocks that are worth a request.
 fn identity() -> Identity {
-    Identity {
-        weights: [1; 32],
-        architecture: Vec::new(),
-        quantisation: String::new(),
-        adapters: Vec::new(),
-        tokenizer: [2; 32],
-        template: [3; 32],
-        positions: Positions {
-            rotary_base_bits: 0,
-            pairing: "neox".into(),
-            scaling: "none".into(),
-            rotating: vec![false, true],
-            origin: 0,
-        },
-        geometry: Geometry {
-            layers: vec![LayerKind::Full, LayerKind::Sliding],
-            window: 512,
-            kv_heads: 2,
-            head_dim: 128,
-            block_len: 256,
-        },
-        scalars: Vec::new(),
-        context_policy: "refuse".into(),
-        media: None,
-        draft: None,
-        representation: Representation {
-            route: "test".into(),
-            kv_type: "f16".into(),
-            layout: "planes".into(),
-            row_bytes: 512,
-            full_block_bytes: 64 << 10,
-            sliding_block_bytes: 128 << 10,
-        },
-    }
+    let mut identity = Identity::example();
+    let representation = &mut identity.representation;
+    representation.row_bytes = 512;
+    (representation.full_block_bytes, representation.sliding_block_bytes) = (64 << 10, 128 << 10);
+    identity
 }
 
 fn rows(scope: &Scope, group: KvGroup, index: usize) -> Vec<u8> {
@@ -234,7 +205,7 @@ fn serve(mut client: TcpStream, to: u16, fault: Fault, count: &AtomicUsize) -> O
     reader.read_exact(&mut body).ok()?;
     let number = count.fetch_add(1, Ordering::Relaxed);
     match fault {
-        Fault::Errors if number % 2 == 0 => {
+        Fault::Errors if number.is_multiple_of(2) => {
             let answer = "HTTP/1.1 500 no\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
             client.write_all(answer.as_bytes()).ok()?;
             return Some(());

@@ -19,9 +19,11 @@ use crate::output::HintExt as _;
 const MOST_CANDIDATES: usize = 32;
 
 /// What became of the search, in words for the user.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub struct Attached {
     /// The draft in use.
+    pub draft: Option<Draft>,
+    /// What messages call it.
     pub label: Option<String>,
     /// Files that look like drafts and were passed over, with reasons.
     pub passed_over: Vec<String>,
@@ -40,13 +42,13 @@ pub fn attach(
             let label = path.display().to_string();
             let draft = Draft::load(path).map_err(anyhow::Error::new).and_then(|draft| {
                 draft.check_target(model)?;
-                executor.attach_draft(draft)?;
-                Ok(())
+                executor.attach_draft(draft.clone())?;
+                Ok(draft)
             });
-            draft.with_context(|| label.clone()).hint(
+            let draft = draft.with_context(|| label.clone()).hint(
                 "--draft wants a DFlash file that was made for this model; `--draft off` does without",
             )?;
-            Ok(Attached { label: Some(label), passed_over: Vec::new() })
+            Ok(Attached { draft: Some(draft), label: Some(label), passed_over: Vec::new() })
         }
         DraftChoice::Auto => Ok(attach_any(candidates(source), model, executor)),
     }
@@ -58,9 +60,10 @@ fn attach_any(candidates: Vec<Candidate>, model: &Model, executor: &mut dyn Exec
     for Candidate { label, open } in candidates {
         let draft = open().and_then(|file| Draft::from_gguf(Arc::new(file)));
         let fits = draft.and_then(|draft| draft.check_target(model).map(|()| draft));
-        let reason = match fits.map(|draft| executor.attach_draft(draft)) {
-            Ok(Ok(())) => {
-                outcome.label = Some(label);
+        // The norms are all that a copy copies.
+        let reason = match fits.map(|draft| executor.attach_draft(draft.clone()).map(|()| draft)) {
+            Ok(Ok(draft)) => {
+                (outcome.draft, outcome.label) = (Some(draft), Some(label));
                 return outcome;
             }
             // Not every backend drafts: nothing is wrong with the file.

@@ -6,61 +6,23 @@ use std::path::Path;
 use std::sync::Arc;
 
 use muser_kv::{KvGroup, Unit};
-use muser_pack::{
-    DirStore, Geometry, Identity, KeyFile, LayerKind, Library, LibraryOptions, Positions, Representation,
-};
+use muser_pack::{DirStore, Identity, KeyFile, Library, LibraryOptions};
 use serde_json::Value;
 use support::Home;
-
-fn identity() -> Identity {
-    Identity {
-        weights: [1; 32],
-        architecture: Vec::new(),
-        quantisation: "Q4_K_M".into(),
-        adapters: Vec::new(),
-        tokenizer: [2; 32],
-        template: [3; 32],
-        positions: Positions {
-            rotary_base_bits: 0,
-            pairing: "neox".into(),
-            scaling: "none".into(),
-            rotating: vec![false, true],
-            origin: 0,
-        },
-        geometry: Geometry {
-            layers: vec![LayerKind::Full, LayerKind::Sliding],
-            window: 512,
-            kv_heads: 1,
-            head_dim: 8,
-            block_len: 256,
-        },
-        scalars: Vec::new(),
-        context_policy: "refuse".into(),
-        media: None,
-        draft: None,
-        representation: Representation {
-            route: "scalar-1".into(),
-            kv_type: "f16".into(),
-            layout: "planes-1".into(),
-            row_bytes: 16,
-            full_block_bytes: 8192,
-            sliding_block_bytes: 8192,
-        },
-    }
-}
 
 /// Publishes packs of these lengths in the default store of a home.
 fn fill(home: &Home, lengths: &[usize]) -> Vec<String> {
     let keys = KeyFile::open_or_create(&home.path("keys").join("packs.key")).expect("keys");
     let store = DirStore::open(home.path("packs"), None).expect("a folder");
     let library = Library::open(Arc::new(store), keys, LibraryOptions::default()).expect("open");
-    let scope = library.scope(identity(), "");
+    let scope = library.scope(Identity::example(), "");
     let publish = |len: &usize| {
         let units: Vec<_> = (0..*len).map(|i| Unit::token((i * 31 + len) as u32)).collect();
         let mut publication = library.begin_publish(&scope, &units).expect("begun");
         for wanted in publication.wanted() {
             let fill = (len + 2 * wanted.index) as u8 ^ u8::from(wanted.group == KvGroup::Full);
-            publication.put(wanted.group, wanted.index, &vec![fill; 8192]).expect("put");
+            let bytes = vec![fill; scope.block_bytes(wanted.group)];
+            publication.put(wanted.group, wanted.index, &bytes).expect("put");
         }
         publication.commit(false).expect("committed").id.to_string()
     };

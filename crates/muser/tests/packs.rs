@@ -113,3 +113,30 @@ fn a_store_of_another_key_is_refused_before_anything_is_computed() {
     let file = home.file("file", "x");
     home.run(["run", "--raw", "x", "-n", "1", &format!("--pack={}", file.display())]).failure(1);
 }
+
+/// What a draft has computed lies in the same blocks: packs are its own.
+#[test]
+fn a_pack_belongs_to_the_draft_it_was_made_with() {
+    let home = Home::new();
+    let prompt = prompt();
+    let args = [prompt.as_str(), "--raw", "--temp", "0", "-n", "8", "--pack"];
+    let draft = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/muse-tiny-dflash-Q8_0.gguf");
+    let draft = draft.to_str().expect("a path");
+    let with_draft = [&args[..], &["--draft", draft]].concat();
+    let without = [&args[..], &["--draft", "off"]].concat();
+    let first = home.run_json(&with_draft);
+    let shown: Vec<Value> =
+        serde_json::from_str(&home.run(["pack", "ls", "--json"]).success()).expect("an array");
+    let id = shown[0]["id"].as_str().expect("a name");
+    let shown = home.run(["pack", "show", "--json", id]).success();
+    let shown: Value = serde_json::from_str(&shown).expect("an object");
+    let named = shown["computed_with"]["draft model"].as_str().expect("text");
+    assert!(named.len() == 16 && named != "none", "{shown}");
+    let other = home.run_json(&without);
+    assert_eq!((number(&other, "cached_tokens"), &other["token_ids"]), (0, &first["token_ids"]));
+    for args in [with_draft, without] {
+        let again = home.run_json(&args);
+        assert_eq!(number(&again, "restored_tokens"), number(&again, "prompt_tokens") - 1, "{again}");
+        assert_eq!(again["token_ids"], first["token_ids"]);
+    }
+}

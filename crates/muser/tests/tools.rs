@@ -122,3 +122,32 @@ fn a_chat_remembers_and_forgets() {
     assert!(after_reset.ends_with(&fresh), "{after_reset:?} {fresh:?}");
     assert!(talk("/nonsense\n").stderr().contains("/nonsense is no command"));
 }
+
+/// Two chats that begin alike, in two processes: the second does not read the first turn again, and says the same.
+#[test]
+fn a_chat_with_packs_goes_on_in_the_next_process() {
+    let home = Home::new();
+    let story = "The fox saw a bird in the tree and went on. ".repeat(40);
+    let talk = |args: &[&str]| {
+        let args = [&["chat", "--temp", "0", "-n", "24"], args].concat();
+        home.run_with_input(args, format!("{story}\nAnd then?\n"))
+    };
+    let known = |ran: &support::Ran| -> Vec<u32> {
+        let text = ran.stderr();
+        let reads = text.lines().filter(|line| line.contains(" tokens read"));
+        let number = |line: &str| line.split_once(" known")?.0.rsplit('(').next()?.parse().ok();
+        reads.map(|line| number(line).unwrap_or(0)).collect()
+    };
+    let plain = talk(&[]);
+    assert!(!home.path("packs").exists(), "without the flag nothing is kept");
+    let first = talk(&["--pack"]);
+    assert_eq!(known(&first)[0], 0, "{}", first.stderr());
+    let second = talk(&["--pack"]);
+    let known = known(&second);
+    assert!(known[0] > 256 && known[1] > known[0], "{}", second.stderr());
+    assert_eq!(first.success(), plain.success());
+    assert_eq!(second.success(), plain.success());
+    let elsewhere = format!("--pack={}", home.path("elsewhere").display());
+    talk(&[&elsewhere, "--pack-read-only"]).success();
+    assert_eq!(home.run(["pack", "ls", "--json", "--packs", &elsewhere[7..]]).success(), "[]\n");
+}

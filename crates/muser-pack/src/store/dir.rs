@@ -8,7 +8,7 @@
 //! quarantine/         objects that were refused
 //! catalog             the catalog's records
 //! lock/catalog        held while the catalog is read or changed
-//! lock/usage          bytes held (u64), held while they are counted
+//! lock/usage          bytes held (u64), then 1 while they change; held while they are counted
 //! lock/activity       shared while packs are read or written, exclusive while garbage is collected
 //! ```
 //!
@@ -24,6 +24,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::{Activity, CatalogStore, Listed, LockedCatalog, PackStore, Put, ReadAt, Usage};
+use crate::kill_point::reached;
 use crate::name::{hex, parse_hex};
 use crate::{Area, ObjectName, PackError, Refusal};
 
@@ -73,16 +74,23 @@ impl DirStore {
         let mut file = self.lock_file("usage")?;
         let failed = |action| move |error| PackError::io(action, "lock/usage", error);
         file.lock().map_err(failed("lock"))?;
-        let mut bytes = [0; 8];
+        let mut bytes = [0; 9];
         let held = match file.read_exact(&mut bytes) {
-            Ok(()) => u64::from_le_bytes(bytes),
-            // Never counted.
-            Err(_) => self.measure()?,
+            Ok(()) if bytes[8] == 0 => u64::from_le_bytes(std::array::from_fn(|i| bytes[i])),
+            // Never counted, or whoever was changing something died before he could count it.
+            _ => self.measure()?,
         };
-        let (new, outcome) = change(held)?;
-        file.seek(SeekFrom::Start(0)).map_err(failed("write"))?;
-        file.write_all(&new.to_le_bytes()).map_err(failed("write"))?;
-        Ok(outcome)
+        let mut write = |held: u64, changing: bool| {
+            bytes[..8].copy_from_slice(&held.to_le_bytes());
+            bytes[8] = u8::from(changing);
+            let written = file.seek(SeekFrom::Start(0)).and_then(|_| file.write_all(&bytes));
+            written.map_err(|error| disk_error("write", Path::new("lock/usage"), 9, error))
+        };
+        write(held, true)?;
+        let changed = change(held);
+        // What failed has changed nothing.
+        write(changed.as_ref().map_or(held, |(new, _)| *new), false)?;
+        changed.map(|(_, outcome)| outcome)
     }
 
     fn reserve(&self, bytes: u64) -> Result<(), PackError> {
@@ -119,13 +127,20 @@ impl DirStore {
     fn write_partial(&self, path: &Path, parts: &[&[u8]], bytes: u64) -> Result<(), PackError> {
         let failed = |action: &'static str| move |error| disk_error(action, path, bytes, error);
         let mut file = private().write(true).create_new(true).open(path).map_err(failed("create"))?;
+        reached("partial created");
         // The file is there before its bytes are counted: whoever finds it knows that the count may be wrong.
         self.reserve(bytes)?;
-        let written = parts
-            .iter()
-            .try_for_each(|part| file.write_all(part))
-            .map_err(failed("write"))
-            .and_then(|()| file.sync_data().map_err(failed("sync")));
+        reached("bytes counted");
+        let write = |part: &&[u8]| {
+            let written = file.write_all(part);
+            reached("a part written");
+            written
+        };
+        let written = parts.iter().try_for_each(write).map_err(failed("write")).and_then(|()| {
+            reached("object written");
+            file.sync_data().map_err(failed("sync"))
+        });
+        reached("object synced");
         if written.is_err() {
             self.unreserve(bytes)?;
         }
@@ -157,7 +172,10 @@ impl PackStore for DirStore {
         let partial = self.dir.join("partial").join(partial);
         let outcome =
             self.write_partial(&partial, parts, bytes).and_then(|()| match fs::hard_link(&partial, &path) {
-                Ok(()) => Ok(Put::Stored),
+                Ok(()) => {
+                    reached("object linked");
+                    Ok(Put::Stored)
+                }
                 Err(error) => {
                     self.unreserve(bytes)?;
                     if error.kind() == io::ErrorKind::AlreadyExists {
@@ -168,6 +186,7 @@ impl PackStore for DirStore {
             });
         // What cannot be removed now is removed by the next cleaning.
         let _ = fs::remove_file(&partial);
+        reached("partial unlinked");
         self.unsynced(folder);
         outcome
     }
@@ -196,12 +215,16 @@ impl PackStore for DirStore {
                 Err(error) => return Err(failed(error)),
             };
             match fs::remove_file(&path) {
-                Ok(()) => Ok((held.saturating_sub(bytes), true)),
+                Ok(()) => {
+                    reached("object deleted");
+                    Ok((held.saturating_sub(bytes), true))
+                }
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Ok((held, false)),
                 Err(error) => Err(failed(error)),
             }
         })?;
         if deleted && let Some(folder) = path.parent() {
+            reached("deletion counted");
             self.unsynced(folder);
         }
         Ok(deleted)
@@ -258,8 +281,10 @@ impl PackStore for DirStore {
     fn flush(&self) -> Result<(), PackError> {
         // Held throughout: who comes second must not return before the folders of his objects are synced.
         let mut dirs = self.unsynced.lock().unwrap_or_else(PoisonError::into_inner);
+        reached("before folders are synced");
         while let Some(dir) = dirs.first() {
             sync_dir(dir)?;
+            reached("a folder synced");
             dirs.pop_first();
         }
         Ok(())
@@ -388,7 +413,11 @@ impl LockedCatalog for LockedFile<'_> {
 
     fn append(&mut self, record: &[u8]) -> Result<(), PackError> {
         let before = self.file.seek(SeekFrom::End(0)).map_err(self.failed("extend"))?;
-        let written = self.file.write_all(record).and_then(|()| self.file.sync_data());
+        let written = self.file.write_all(record).and_then(|()| {
+            reached("catalog record written");
+            self.file.sync_data()
+        });
+        reached("catalog record synced");
         written.map_err(|error| {
             // Half a record is cut off now or, failing that, by the next reader.
             let _ = self.file.set_len(before);
@@ -402,7 +431,9 @@ impl LockedCatalog for LockedFile<'_> {
         let file = options.read(true).write(true).create(true).truncate(true).open(&partial);
         let mut file = file.map_err(self.failed("create"))?;
         file.write_all(records).and_then(|()| file.sync_data()).map_err(self.failed("write"))?;
+        reached("new catalog written");
         fs::rename(&partial, &self.path).map_err(self.failed("replace"))?;
+        reached("catalog replaced");
         self.file = file;
         sync_dir(&self.store.dir)
     }

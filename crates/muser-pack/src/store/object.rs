@@ -114,7 +114,7 @@ impl BucketStore {
         receive.recv().map_err(|_| gone())
     }
 
-    fn failed(action: &'static str, object: impl ToString, error: &Error) -> PackError {
+    fn failed(action: &'static str, object: &(impl ToString + ?Sized), error: &Error) -> PackError {
         PackError::Remote { action, object: object.to_string(), reason: chain(error) }
     }
 

@@ -44,7 +44,7 @@ fn left_over_partial_files_are_cleaned_and_not_counted() {
     store.put(&name(Area::Packs, 1), &[&[0; 1000]]).expect("put");
     std::fs::write(root.path().join("partial").join("1-2"), [0; 5000]).expect("write");
     // As a killed writer leaves it: counted, and neither linked nor uncounted.
-    std::fs::write(root.path().join("lock").join("usage"), 9000_u64.to_le_bytes()).expect("write");
+    std::fs::write(root.path().join("lock").join("usage"), 9000_u128.to_le_bytes()).expect("write");
     assert_eq!(store.usage().expect("usage").held_bytes, 9000);
     assert_eq!(store.clean().expect("clean"), 5000);
     assert_eq!(store.usage().expect("usage").held_bytes, 1000);

@@ -3,7 +3,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each test program uses its part")]
 
 use std::{
-    path::Path,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
@@ -13,8 +13,10 @@ use std::{
 
 use muser_backend::Executor as _;
 use muser_cpu::{CpuExecutor, CpuOptions};
-use muser_engine::{Engine, EngineConfig, EngineHandle, Event, Request, SamplingParams, Submission, Usage};
-use muser_model::Model;
+use muser_engine::{
+    DraftLength, Engine, EngineConfig, EngineHandle, Event, Request, SamplingParams, Submission, Usage,
+};
+use muser_model::{Draft, Model};
 use muser_pack::{
     Area, Identity, KeyRing, Library, LibraryOptions, MemoryStore, ObjectName, PackError, PackStore,
     store::{Activity, CatalogStore, Listed, Put, ReadAt, Usage as StoreUsage},
@@ -68,19 +70,36 @@ pub struct Running {
 }
 
 pub fn load() -> (Model, CpuExecutor) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/muse-tiny-Q4_K_M.gguf");
-    let model = Model::load(&path).expect("the bundled model loads");
+    let model = Model::load(models().join("muse-tiny-Q4_K_M.gguf")).expect("the bundled model loads");
     let executor = CpuExecutor::new(model.clone(), CpuOptions { threads: Some(1), ..CpuOptions::default() });
     (model, executor.expect("the CPU runs it"))
 }
 
+/// The bundled draft.
+pub fn draft() -> Draft {
+    Draft::load(models().join("muse-tiny-dflash-Q8_0.gguf")).expect("the bundled draft loads")
+}
+
+fn models() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models")
+}
+
+/// Rounds of drafts, where there is one, have a fixed length, so that their counts can be compared.
 pub fn config() -> EngineConfig {
-    EngineConfig { context: Some(5120), ..EngineConfig::default() }
+    EngineConfig { context: Some(5120), draft_length: DraftLength::Fixed(4), ..EngineConfig::default() }
 }
 
 /// An engine without packs.
 pub fn alone() -> EngineHandle {
-    let (model, executor) = load();
+    alone_with(false)
+}
+
+/// An engine without packs, with a draft or not.
+pub fn alone_with(with_draft: bool) -> EngineHandle {
+    let (model, mut executor) = load();
+    if with_draft {
+        executor.attach_draft(draft()).expect("it fits");
+    }
     Engine::spawn(Box::new(executor), model.geometry, config()).expect("it starts")
 }
 
@@ -90,15 +109,30 @@ pub fn start(disk: &Disk) -> Running {
 
 pub fn start_with(
     disk: &Disk,
+    config: EngineConfig,
+    options: PackOptions,
+    change: impl FnOnce(&mut Identity),
+) -> Running {
+    start_on(disk.library(), false, config, options, change)
+}
+
+/// An engine on an opened library, with a draft or not.
+pub fn start_on(
+    library: Library,
+    with_draft: bool,
     mut config: EngineConfig,
     options: PackOptions,
     change: impl FnOnce(&mut Identity),
 ) -> Running {
-    let (model, executor) = load();
+    let (model, mut executor) = load();
     let root = weights_root(&model.file, None, 1, |_| {});
-    let mut identity = identity_of(&model, root, None, executor.info()).expect("it fits");
+    let draft = with_draft.then(draft);
+    let draft = draft.as_ref().map(|draft| {
+        executor.attach_draft(draft.clone()).expect("it fits");
+        (draft, weights_root(&draft.file, None, 1, |_| {}))
+    });
+    let mut identity = identity_of(&model, root, draft, executor.info()).expect("it fits");
     change(&mut identity);
-    let library = disk.library();
     let scope = library.scope(identity, "");
     config.identity = scope.digest().to_vec();
     let (source, packs) = PackSource::start(library, scope, options).expect("threads");

@@ -246,6 +246,22 @@ fn render(source: &str) -> Result<String, TextError> {
     ChatTemplate::compile_with_clock(source, clock)?.render(tiny_tokenizer(), &input)
 }
 
+/// A prompt that tells the day is another prefix every day; a caller who pins the day keeps the prefix.
+#[test]
+fn a_pinned_date_keeps_the_prompt_the_same_on_every_day() {
+    let source = "{{ bos_token }}Current date: {{ current_date or strftime_now('%Y-%m-%d') }}. {{ messages[0].content }}";
+    let on = |day: u64, pinned: Option<&str>| {
+        let clock = Clock::fixed(UNIX_EPOCH + Duration::from_hours(24 * day));
+        let template = ChatTemplate::compile_with_clock(source, clock).expect("compiles");
+        let mut input = input(json!([{"role": "user", "content": "Hello"}]));
+        input.variables.extend(pinned.map(|date| ("current_date".to_owned(), json!(date))));
+        template.encode(tiny_tokenizer(), &input).expect("encodes")
+    };
+    assert_ne!(on(20_677, None), on(20_678, None));
+    assert_eq!(on(20_677, Some("2026-08-12")), on(20_678, Some("2026-08-12")));
+    assert_eq!(on(20_677, Some("2026-08-12")), on(20_677, None), "pinned to what the clock shows");
+}
+
 #[test]
 fn what_model_templates_use_is_there() {
     let cases = [

@@ -150,6 +150,12 @@ pub struct ChatArgs {
     /// How long the model thinks before it answers; default: what its chat template says
     #[arg(long, value_name = "STRENGTH")]
     pub reasoning: Option<ReasoningChoice>,
+    /// Keep what is read and written in packs, and do not read again what is kept there; default folder: `packs` in `MUSER_HOME`
+    #[arg(long, value_name = "DIR", num_args = 0..=1, require_equals = true, default_missing_value = "default")]
+    pub pack: Option<PathBuf>,
+    /// How packs are kept.
+    #[command(flatten)]
+    pub packs: PackStoreArgs,
     /// Which model.
     #[command(flatten)]
     pub model: ModelArgs,

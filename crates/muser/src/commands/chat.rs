@@ -1,7 +1,8 @@
 //! `muser chat`: a conversation, turn by turn.
 //!
-//! Every turn sends the whole conversation; the engine knows what it read before and reads only what is new. Ctrl-C stops
-//! an answer (what was said stays part of the conversation), at the prompt it clears the line; Ctrl-D leaves.
+//! Every turn sends the whole conversation; the engine knows what it read before and reads only what is new. With packs the
+//! next chat that begins alike knows it too. Ctrl-C stops an answer (what was said stays part of the conversation), at the
+//! prompt it clears the line; Ctrl-D leaves.
 
 use std::path::PathBuf;
 
@@ -14,6 +15,7 @@ use crate::env_vars;
 use crate::generate::{Answer, ChatPrompt, Printer, Prompt, Session};
 use crate::interrupt::Interrupt;
 use crate::output::{Console, HintExt as _};
+use crate::packs::PackFolder;
 
 const HELP: &str = "\
 /reset         forget the conversation
@@ -26,7 +28,8 @@ A line that ends with \\ goes on in the next one. Ctrl-C stops an answer.";
 pub fn run(args: ChatArgs, console: &Console) -> anyhow::Result<()> {
     // One press stops an answer; who presses three times while nothing happens wants out.
     let interrupt = Interrupt::install(3);
-    let session = Session::open(&args.model, &args.draft, None, console)?;
+    let packs = args.pack.clone().map(|dir| (PackFolder::from_flag(dir), &args.packs));
+    let session = Session::open(&args.model, &args.draft, packs, console)?;
     if session.template.is_none() {
         return Err(anyhow::anyhow!("{}: the model has no chat template", session.label))
             .hint("`muser run --raw` continues a text without one");
@@ -56,6 +59,7 @@ pub fn run(args: ChatArgs, console: &Console) -> anyhow::Result<()> {
             Input::Say(text) => talk.turn(text, &interrupt, console)?,
         }
     }
+    talk.session.keep(console);
     Ok(())
 }
 

@@ -201,7 +201,8 @@ fn load(
     }
     let (mut prefixes, mut packs): (Option<Box<dyn PrefixSource>>, _) = (None, None);
     if let Some(folder) = folder {
-        let opened = packs::open(&folder, &args.pack_store, &model, None, executor.info(), console)?;
+        let draft = attached.draft.as_ref();
+        let opened = packs::open(&folder, &args.pack_store, &model, draft, executor.info(), console)?;
         (prefixes, packs) = (Some(opened.source), Some(opened.handle));
         config.identity = opened.identity;
     }

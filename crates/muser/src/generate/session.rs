@@ -66,7 +66,7 @@ impl Session {
             (text, engine)
         });
         let (tokenizer, template) = text.with_context(|| source.label())?;
-        let (engine, packs, Attached { label: draft, passed_over }) =
+        let (engine, packs, Attached { label: draft, passed_over, .. }) =
             engine.with_context(|| source.label())?;
         passed_over.into_iter().for_each(|reason| console.warning(reason));
         anyhow::ensure!(
@@ -134,7 +134,7 @@ fn start_engine(
     };
     let (mut prefixes, mut handle): (Option<Box<dyn PrefixSource>>, _) = (None, None);
     if let Some((folder, args)) = packs {
-        let opened = packs::open(&folder, args, model, None, executor.info(), console)?;
+        let opened = packs::open(&folder, args, model, attached.draft.as_ref(), executor.info(), console)?;
         let Packs { source: for_engine, identity, handle: for_us } = opened;
         (prefixes, handle) = (Some(for_engine), Some(for_us));
         config.identity = identity;

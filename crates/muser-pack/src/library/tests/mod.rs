@@ -4,6 +4,8 @@ mod bundle;
 mod golden;
 mod hostile;
 mod keys;
+#[cfg(unix)]
+mod kills;
 mod upkeep;
 
 use muser_kv::{BLOCK_LEN, KvGroup, Unit};
