@@ -27,12 +27,14 @@ pub struct RowWants {
     pub hidden: bool,
     /// The id of the largest logit alone: a device need not hand out the row for a greedy choice.
     pub argmax: bool,
+    /// As many of the largest logits: for a choice among these. At most [`crate::Executor::most_candidates`].
+    pub candidates: u16,
 }
 
 impl RowWants {
     /// Must the vocabulary matrix be applied to the row?
     pub fn needs_logits(self) -> bool {
-        self.logits || self.argmax
+        self.logits || self.argmax || self.candidates > 0
     }
 }
 
@@ -215,6 +217,9 @@ pub struct StepOutput {
     pub hidden: Vec<f32>,
     /// [`argmax`] of the logits of every row that wants it.
     pub argmax: Vec<Option<u32>>,
+    /// Ids and logits of the largest logits of every row that wants candidates: as many as it wants (or as there are), the
+    /// largest first, the lowest id first among equals. The first is NaN if any logit of the row is not finite.
+    pub candidates: Vec<(u32, f32)>,
 }
 
 impl StepOutput {
@@ -222,13 +227,18 @@ impl StepOutput {
     /// [`RowWants::needs_logits`]; the largest are written down, and the rows that nobody wants whole are dropped.
     pub fn reduce_to_argmax(&mut self, batch: &StepBatch, vocab: usize) {
         self.argmax.clear();
-        if !batch.rows().iter().any(|row| row.wants.argmax) {
+        self.candidates.clear();
+        if !batch.rows().iter().any(|row| row.wants.argmax || row.wants.candidates > 0) {
             return;
         }
         let (mut from, mut to) = (0, 0);
         for row in batch.rows().iter().filter(|row| row.wants.needs_logits()) {
             if row.wants.argmax {
                 self.argmax.push(argmax(&self.logits[from..from + vocab]));
+            }
+            if row.wants.candidates > 0 {
+                let largest = candidates(&self.logits[from..from + vocab], row.wants.candidates.into());
+                self.candidates.extend(largest);
             }
             if row.wants.logits {
                 self.logits.copy_within(from..from + vocab, to);
@@ -254,9 +264,33 @@ pub fn argmax(logits: &[f32]) -> Option<u32> {
     logits.iter().position(|&value| value == best).map(|at| at as u32)
 }
 
+/// The `count` largest logits, the largest first, the lowest id first among equals; a first one of NaN if any is not finite.
+/// Sorts them all: for checks, not for speed.
+pub fn candidates(logits: &[f32], count: usize) -> Vec<(u32, f32)> {
+    let mut all: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
+    // Zeros of either sign are equal.
+    all.sort_by(|a, b| (b.1 + 0.0).total_cmp(&(a.1 + 0.0)).then(a.0.cmp(&b.0)));
+    all.truncate(count);
+    if let Some(first) = all.first_mut().filter(|_| logits.iter().any(|v| !v.is_finite())) {
+        first.1 = f32::NAN;
+    }
+    all
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn candidates_are_the_largest_in_order() {
+        let check = |logits: &[f32], count: usize, expected: &[(u32, f32)]| {
+            assert_eq!(candidates(logits, count), expected, "{logits:?}");
+        };
+        check(&[1.0, 3.0, 2.0, 3.0], 3, &[(1, 3.0), (3, 3.0), (2, 2.0)]);
+        check(&[-0.0, 0.0, -1.0], 2, &[(0, 0.0), (1, 0.0)]);
+        check(&[1.0], 5, &[(0, 1.0)]);
+        assert!(candidates(&[1.0, f32::NEG_INFINITY], 1)[0].1.is_nan());
+    }
 
     #[test]
     fn argmax_takes_the_first_of_equals_and_refuses_what_is_not_finite() {

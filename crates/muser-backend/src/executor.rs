@@ -128,6 +128,26 @@ pub trait Executor: Send {
         Ok(None)
     }
 
+    /// The same, but only the id of each proposal's largest logit ([`crate::argmax`]), for proposals that nobody shapes or
+    /// draws from. `scratch` is memory for an executor that has the logits on the host anyway.
+    fn draft_largest(
+        &mut self,
+        batch: &DraftBatch,
+        scratch: &mut Vec<f32>,
+        ids: &mut Vec<Option<u32>>,
+    ) -> Result<(), ExecError> {
+        self.draft(batch, scratch)?;
+        ids.clear();
+        ids.extend(scratch.chunks_exact(self.info().vocab).map(crate::argmax));
+        Ok(())
+    }
+
+    /// Most of a row's largest logits that [`crate::RowWants::candidates`] may ask for, if that is less work than handing out
+    /// the row; 0 if it is not.
+    fn most_candidates(&self) -> usize {
+        0
+    }
+
     /// Copies a block out. `dst` has [`ExecutorInfo::block_bytes`] bytes; its layout belongs to the route.
     fn export_block(&self, group: KvGroup, block: BlockId, dst: &mut [u8]) -> Result<(), ExecError>;
 

@@ -12,7 +12,7 @@ mod error;
 mod executor;
 mod reference;
 
-pub use batch::{Row, RowInput, RowWants, SeqRows, StepBatch, StepOutput, argmax};
+pub use batch::{Row, RowInput, RowWants, SeqRows, StepBatch, StepOutput, argmax, candidates};
 pub use draft::{DraftBatch, DraftSeq, check_draft, draft_mark};
 pub use error::ExecError;
 pub use executor::{DraftInfo, Executor, ExecutorInfo, KvCapacity, KvType};

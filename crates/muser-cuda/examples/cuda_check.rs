@@ -38,7 +38,8 @@ use serde_json::{Value, json};
 type Outcome = Result<Value, Box<dyn std::error::Error>>;
 
 /// Wants of most rows here.
-const LOGITS: RowWants = RowWants { logits: true, features: false, hidden: false, argmax: false };
+const LOGITS: RowWants =
+    RowWants { logits: true, features: false, hidden: false, argmax: false, candidates: 0 };
 /// What a greedy decode wants: the most likely id.
 const LARGEST: RowWants = RowWants { logits: false, argmax: true, ..LOGITS };
 
@@ -184,7 +185,7 @@ fn logits(executor: &mut dyn Executor, g: &Geometry, ids: &[u32]) -> Result<Step
         let first = g.first_visible(i * 100) / BLOCK_LEN;
         batch.push_seq((i * 100) as u32, &table, first as u32, &table[first..]);
         for &id in chunk {
-            let wants = RowWants { logits: true, features: true, hidden: true, argmax: true };
+            let wants = RowWants { logits: true, features: true, hidden: true, argmax: true, candidates: 0 };
             batch.push_row(Row { input: RowInput::Token(id), wants });
         }
         executor.step(&batch, &mut out)?;

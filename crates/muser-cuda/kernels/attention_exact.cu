@@ -24,6 +24,10 @@ struct ExactArgs {
   u32 heads, kv_heads, group, window;  // window 0: full
   u32 group_tiles;       // walk: most tiles of a group
   float scale;
+  // For the block of a draft, whose queries are not among the keys before it and all see each other; null otherwise:
+  const u16* own;        // split: first of the blocks that come last for each tile, laid out like those of kv
+  u64 own_halves;        // f16 values from one to the next
+  const u32* ends;       // per tile: where the keys before the block end; the block's own number; its rows
 };
 
 constexpr int THREADS = 256;
@@ -37,12 +41,24 @@ struct Shared {
   float m[16], l[16], a[16], b[16];
 };
 
+// K and V of 256 positions of one KV head.
+struct Keys {
+  const u16* k;
+  int base;  // position of the first
+  int end;   // where the keys of all queries end; negative: each query is the last of its keys
+};
+
+DEVICE Keys keys_of(const ExactArgs& p, const Tile& tile, int kv_head, u32 at, int end) {
+  const u16* block = p.kv + (u64)__ldcg(p.tables + tile.table + at) * p.block_halves;
+  return {block + (u64)kv_head * 256 * 128, (int)(tile.first_block + at) * 256, end};
+}
+
 // Positions of the block (0..256) that query m sees: lo..hi, empty if none or if the query does not exist.
-DEVICE void visible(const ExactArgs& p, const Tile& tile, int m, int base, int& lo, int& hi) {
+DEVICE void visible(const ExactArgs& p, const Tile& tile, int m, const Keys& keys, int& lo, int& hi) {
   const int tok = m / (int)p.group, pos = (int)tile.pos + tok;
-  const int first = p.window ? max(0, pos - (int)p.window + 1) : 0;
-  lo = min(max(first - base, 0), 256);
-  hi = tok < (int)tile.count ? min(max(pos + 1 - base, 0), 256) : 0;
+  const int first = p.window ? max(0, pos - (int)p.window + 1) : 0, end = keys.end < 0 ? pos + 1 : keys.end;
+  lo = min(max(first - keys.base, 0), 256);
+  hi = tok < (int)tile.count ? min(max(end - keys.base, 0), 256) : 0;
 }
 
 DEVICE void load_queries(Shared& sh, const ExactArgs& p, const Tile& tile, int kv_head) {
@@ -59,15 +75,15 @@ DEVICE void unpack8(float (&f)[8], uint4 v) {
 
 // One block: leaves m and l of each query in `sh` and o of dims dp, dp + 64 for 4 queries in registers. Begins and ends
 // with shared memory free for K.
-DEVICE void attend_block(Shared& sh, float (&o)[2][4], const ExactArgs& p, const Tile& tile, int kv_head, u32 at) {
-  const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
-  const int base = (int)(tile.first_block + at) * 256;
-  const u16* k = p.kv + (u64)__ldcg(p.tables + tile.table + at) * p.block_halves + (u64)kv_head * 256 * 128;
+DEVICE void attend_block(Shared& sh, float (&o)[2][4], const ExactArgs& p, const Tile& tile, const Keys& keys) {
+  const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5, base = keys.base;
+  const u16* k = keys.k;
   const u16* v = k + (u64)p.kv_heads * 256 * 128;
   // Positions that any query of the tile sees, in pieces of 8.
   const int first = p.window ? max(0, (int)tile.pos - (int)p.window + 1) : 0;
   const int from = min(max(first - base, 0), 256) & ~7;
-  const int to = (min(max((int)(tile.pos + tile.count) - base, 0), 256) + 7) & ~7;
+  const int end = keys.end < 0 ? (int)(tile.pos + tile.count) : keys.end;
+  const int to = (min(max(end - base, 0), 256) + 7) & ~7;
   const u32 kv = smem_u32(sh.kv);
 
   for (int i = from * 16 + tid; i < to * 16; i += THREADS) {
@@ -118,7 +134,7 @@ DEVICE void attend_block(Shared& sh, float (&o)[2][4], const ExactArgs& p, const
   {
     const int m = warp * 2 + (lane >> 4), j = lane & 15;  // 16 lanes a query, as in the definition
     int lo, hi;
-    visible(p, tile, m, base, lo, hi);
+    visible(p, tile, m, keys, lo, hi);
     float x[16], top = NEG_INF;
 #pragma unroll
     for (int g = 0; g < 16; g++) {
@@ -201,7 +217,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) exact_split(const __grid_c
     const u32 inside = item - tile.part, kv_head = inside / tile.parts;
     load_queries(sh, p, tile, kv_head);
     float o[2][4];
-    attend_block(sh, o, p, tile, kv_head, inside - kv_head * tile.parts);
+    const u32 at = inside - kv_head * tile.parts;
+    Keys keys;
+    if (p.own) {
+      const u32* ends = p.ends + (index - 1) * 3;
+      const int end = (int)__ldcg(ends);
+      if (at + 1 < tile.parts) {
+        keys = keys_of(p, tile, kv_head, at, end);
+      } else {
+        keys = {p.own + (u64)__ldcg(ends + 1) * p.own_halves + (u64)kv_head * 256 * 128, end, end + (int)__ldcg(ends + 2)};
+      }
+    } else {
+      keys = keys_of(p, tile, kv_head, at, -1);
+    }
+    attend_block(sh, o, p, tile, keys);
     store(p, item, o);
     if (threadIdx.x < 16) p.part_ml[(u64)item * 16 + threadIdx.x] = make_float2(sh.m[threadIdx.x], sh.l[threadIdx.x]);
     __syncthreads();
@@ -225,7 +254,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) exact_walk(const __grid_co
   const int quarter = (threadIdx.x >> 6) * 4;
   for (u32 at = 0; at < tile.blocks; at++) {
     float o[2][4];
-    attend_block(sh, o, p, tile, kv_head, at);
+    attend_block(sh, o, p, tile, keys_of(p, tile, kv_head, at, -1));
     if (threadIdx.x < 16) {
       const float m = sh.m[threadIdx.x], l = sh.l[threadIdx.x];
       float a = 1.f, b = -1.f;  // b < 0: leave this block out
@@ -259,7 +288,7 @@ struct ExactCombineArgs {
   const float2* part_ml;
   const Tile* tiles;
   const u32* row_tile;  // per row
-  const float* qkvg;    // [segments][n][width], gate at gate_at
+  const float* qkvg;    // [segments][n][width], gate at gate_at; null: no gate
   Act act;              // k = heads * 128
   u32 segments, n, width, gate_at, group;
 };
@@ -311,10 +340,14 @@ extern "C" __global__ void __launch_bounds__(256) exact_combine(const __grid_con
     }
     __syncthreads();
   }
-  const float* gate = p.qkvg + (u64)r * p.width + p.gate_at + kb * 256 + i;
-  float z = __ldcg(gate);
-  for (u32 s = 1; s < p.segments; s++) z = __fadd_rn(z, __ldcg(gate + s * (u64)p.n * p.width));
-  row[i] = __fmul_rn(__fmul_rn(o, __fdiv_rn(1.f, l)), sigmoid(z));
+  o = __fmul_rn(o, __fdiv_rn(1.f, l));
+  if (p.qkvg) {
+    const float* gate = p.qkvg + (u64)r * p.width + p.gate_at + kb * 256 + i;
+    float z = __ldcg(gate);
+    for (u32 s = 1; s < p.segments; s++) z = __fadd_rn(z, __ldcg(gate + s * (u64)p.n * p.width));
+    o = __fmul_rn(o, sigmoid(z));
+  }
+  row[i] = o;
   __syncthreads();
   if (i < 32) {
     float v[8];

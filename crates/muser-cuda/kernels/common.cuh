@@ -213,6 +213,14 @@ DEVICE float tanh_exact(float x) {
   return __fsub_rn(1.f, __fdiv_rn(2.f, __fadd_rn(exp_exact(__fadd_rn(x, x)), 1.f)));
 }
 
+// --- order of logits
+// The larger the logit and the smaller the id, the larger the key; all ones where a logit is not finite.
+DEVICE u64 rank_of(float v, u32 id) {
+  if (!(fabsf(v) <= 3.402823466e38f)) return ~0ull;
+  const u32 bits = __float_as_uint(__fadd_rn(v, 0.f));  // -0 ranks like 0
+  return (u64)(bits >> 31 ? ~bits : bits | 1u << 31) << 32 | (~id & 0x7FFFFFFFu);
+}
+
 // --- scale and min of group j (32 values) of Q4_K and Q5_K
 DEVICE void scale_min(const u8* s, int j, u32& sc, u32& mn) {
   if (j < 4) {

@@ -289,13 +289,6 @@ struct LogitArgs {
   float scale, cap;   // cap 0: none
 };
 
-// The larger the logit and the smaller the id, the larger the key; all ones where a logit is not finite.
-DEVICE u64 rank_of(float v, u32 id) {
-  if (!(fabsf(v) <= 3.402823466e38f)) return ~0ull;
-  const u32 bits = __float_as_uint(__fadd_rn(v, 0.f));  // -0 ranks like 0
-  return (u64)(bits >> 31 ? ~bits : bits | 1u << 31) << 32 | (~id & 0x7FFFFFFFu);
-}
-
 // logits = cap * tanh(scale * z / cap), and the largest one's id.
 extern "C" __global__ void __launch_bounds__(256) logit_rows(const __grid_constant__ LogitArgs p) {
   pdl_launch();

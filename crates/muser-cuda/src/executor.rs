@@ -11,14 +11,22 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use muser_backend::arith;
-use muser_backend::{ExecError, Executor, ExecutorInfo, KvCapacity, KvType, RowWants, StepBatch, StepOutput};
+use muser_backend::{
+    DraftBatch, ExecError, Executor, ExecutorInfo, KvCapacity, KvType, RowWants, StepBatch, StepOutput,
+};
 use muser_gguf::GgmlType;
 use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
-use muser_model::{Geometry, Model};
+use muser_model::{Draft, Geometry, Matrix, Model};
+
+mod drafting;
 
 use crate::CudaError;
+use crate::draft::Drafter;
 use crate::driver::{Buffer, Context, Function, Graph, Launch, Module, Pinned, Stream};
-use crate::forward::{Activations, KvPool, PART_VALUES, RowKernels, Scratch, TOP_ROWS, Walk, id_of_rank};
+use crate::forward::{
+    Activations, KvPool, PART_VALUES, RowKernels, Scratch, SelectShape, TOP_ROWS, Walk, id_of_rank,
+    value_of_rank,
+};
 use crate::kernels::{FILES, ReadArgs, Tuning};
 use crate::matrix::{FEW_ROWS, Product, ProductKernels, Tile};
 use crate::nvrtc;
@@ -131,6 +139,7 @@ impl Kernels {
 pub struct CudaExecutor {
     // Dropped in order: graphs and memory before the context.
     graphs: HashMap<StepShape, Graph>,
+    drafter: Option<Drafter>,
     small: StepData,
     large: StepData,
     full: KvPool,
@@ -139,6 +148,7 @@ pub struct CudaExecutor {
     logits_on_host: Pinned<f32>,
     hidden_on_host: Pinned<f32>,
     best_on_host: Pinned<u64>,
+    sorted_on_host: Pinned<u64>,
     angles: Buffer<f32>,
     weights: Weights,
     products: ProductKernels,
@@ -146,6 +156,8 @@ pub struct CudaExecutor {
     kernels: Kernels,
     stream: Stream,
     context: Arc<Context>,
+    /// For a draft to be checked against.
+    model: Model,
     geometry: Geometry,
     feature_layers: Vec<usize>,
     limits: AttentionLimits,
@@ -189,6 +201,8 @@ impl CudaExecutor {
             rope: kernels.get("rope_rows")?,
             logits: kernels.get("logit_rows")?,
             tap: kernels.get("tap_rows")?,
+            select: kernels.get("top_select")?,
+            merge: kernels.get("top_merge")?,
             split: kernels.get("attend_split")?,
             many: kernels.get("attend_many")?,
             combine: kernels.get("attend_combine")?,
@@ -198,13 +212,14 @@ impl CudaExecutor {
             exact_combine: kernels.get("exact_combine")?,
         };
         let scratch = scratch(&context, &geometry, &weights, &options, limits)?;
-        let angles = Buffer::from_slice(&context, &angles(&geometry), "rotation angles")?;
-        let empty = || -> Result<KvPool, CudaError> {
-            Ok(KvPool { memory: Buffer::new(&context, 0, "KV blocks")?, blocks: 0 })
-        };
+        let table = angles(geometry.rope_theta, geometry.head_dim, geometry.context);
+        let angles = Buffer::from_slice(&context, &table, "rotation angles")?;
+        let select = SelectShape::of(geometry.vocab);
+        let empty = || KvPool::empty(&context);
         let info = info(&context, &geometry, &options);
         Ok(Self {
             graphs: HashMap::new(),
+            drafter: None,
             small: StepData::new(&context, FEW_ROWS, SMALL_TABLE_LEN)?,
             large: StepData::new(&context, options.max_rows, SMALL_TABLE_LEN)?,
             full: empty()?,
@@ -213,6 +228,7 @@ impl CudaExecutor {
             logits_on_host: Pinned::zeroed(&context, TOP_ROWS * geometry.vocab)?,
             hidden_on_host: Pinned::zeroed(&context, TOP_ROWS * geometry.hidden)?,
             best_on_host: Pinned::zeroed(&context, TOP_ROWS)?,
+            sorted_on_host: Pinned::zeroed(&context, TOP_ROWS * select.most)?,
             angles,
             weights,
             products,
@@ -220,6 +236,7 @@ impl CudaExecutor {
             kernels,
             stream,
             context,
+            model: model.clone(),
             geometry,
             feature_layers: Vec::new(),
             limits,
@@ -292,6 +309,8 @@ impl CudaExecutor {
         out.hidden.resize(count_of(|w| w.hidden) * hidden, 0.0);
         out.features.resize(shape.features * self.info.features, 0.0);
         out.argmax.clear();
+        out.candidates.clear();
+        let most = SelectShape::of(vocab).most;
         let (mut logit_rows, mut hidden_rows) = (out.logits.chunks_mut(vocab), out.hidden.chunks_mut(hidden));
         let wants: Vec<RowWants> =
             batch.rows().iter().map(|r| r.wants).filter(|w| w.needs_logits() || w.hidden).collect();
@@ -310,6 +329,10 @@ impl CudaExecutor {
             if wants.iter().any(|w| w.argmax) {
                 self.stream.download(&self.scratch.best, &mut self.best_on_host, 0, wants.len())?;
             }
+            if wants.iter().any(|w| w.candidates > 0) {
+                let count = wants.len() * most;
+                self.stream.download(&self.scratch.sorted, &mut self.sorted_on_host, 0, count)?;
+            }
             self.stream.synchronize()?;
             let mut copies: Vec<(&[f32], &mut [f32])> = Vec::with_capacity(wants.len());
             for (i, want) in wants.iter().enumerate() {
@@ -324,6 +347,10 @@ impl CudaExecutor {
                 if want.argmax {
                     out.argmax.push(id_of_rank(self.best_on_host.slice()[i]));
                 }
+                let candidates = &self.sorted_on_host.slice()[i * most..][..usize::from(want.candidates)];
+                let candidates = candidates.iter().take(vocab);
+                out.candidates
+                    .extend(candidates.map(|&rank| (id_of_rank(rank).unwrap_or(0), value_of_rank(rank))));
             }
             copy_rows(copies);
         }
@@ -358,6 +385,7 @@ impl CudaExecutor {
             full: &self.full,
             sliding: &self.sliding,
             feature_layers: &self.feature_layers,
+            draft: self.drafter.as_ref(),
             attention: self.options.attention,
             data,
             shape,
@@ -421,14 +449,14 @@ impl Executor for CudaExecutor {
 
     fn allocate_kv(&mut self, capacity: KvCapacity) -> Result<(), ExecError> {
         self.graphs.clear();
-        let none = || Buffer::new(&self.context, 0, "KV blocks").map(|memory| KvPool { memory, blocks: 0 });
+        self.drafter.iter_mut().for_each(Drafter::forget_graphs);
         // The old blocks go first, so that the new ones may use their memory.
-        self.full = none().map_err(|e| e.into_exec(&self.info.device))?;
-        self.sliding = none().map_err(|e| e.into_exec(&self.info.device))?;
+        self.full = KvPool::empty(&self.context).map_err(|e| e.into_exec(&self.info.device))?;
+        self.sliding = KvPool::empty(&self.context).map_err(|e| e.into_exec(&self.info.device))?;
         // Zeroed: a masked position contributes 0 * value, which is 0 only if the value is finite.
         let pool = |blocks: u32, bytes: usize| {
             Buffer::zeroed(&self.context, blocks as usize * bytes, "KV blocks")
-                .map(|memory| KvPool { memory, blocks })
+                .map(|memory| KvPool { memory, blocks, block_halves: (bytes / 2) as u64 })
                 .map_err(|e| e.into_exec(&self.info.device))
         };
         self.full = pool(capacity.full, self.info.full_block_bytes)?;
@@ -461,7 +489,37 @@ impl Executor for CudaExecutor {
         if batch.embeddings().len() > self.scratch.embeddings.len() {
             return Err(ExecError::InvalidBatch("more embedding rows than rows".to_owned()));
         }
+        let most = self.most_candidates();
+        if let Some(row) = batch.rows().iter().find(|row| usize::from(row.wants.candidates) > most) {
+            let asked = row.wants.candidates;
+            return Err(ExecError::InvalidBatch(format!(
+                "{asked} of the largest logits, the most is {most}"
+            )));
+        }
         self.run(batch, out).map_err(|e| self.fail(e))
+    }
+
+    fn most_candidates(&self) -> usize {
+        SelectShape::of(self.geometry.vocab).most
+    }
+
+    fn attach_draft(&mut self, draft: Draft) -> Result<(), ExecError> {
+        self.take_draft(&draft)
+    }
+
+    fn draft(&mut self, batch: &DraftBatch, logits: &mut Vec<f32>) -> Result<(), ExecError> {
+        self.check_round(batch)?;
+        self.rounds(batch, logits, None).map_err(|e| self.fail(e))
+    }
+
+    fn draft_largest(
+        &mut self,
+        batch: &DraftBatch,
+        scratch: &mut Vec<f32>,
+        ids: &mut Vec<Option<u32>>,
+    ) -> Result<(), ExecError> {
+        self.check_round(batch)?;
+        self.rounds(batch, scratch, Some(ids)).map_err(|e| self.fail(e))
     }
 
     fn export_block(&self, group: KvGroup, block: BlockId, dst: &mut [u8]) -> Result<(), ExecError> {
@@ -534,8 +592,12 @@ fn weight_types(model: &Model) -> Vec<GgmlType> {
     let layers = model.layers.iter().flat_map(|l| {
         [&l.attn_q, &l.attn_k, &l.attn_v, &l.attn_gate, &l.attn_output, &l.ffn_gate, &l.ffn_up, &l.ffn_down]
     });
+    types_of(layers.chain(std::iter::once(&model.output)))
+}
+
+fn types_of<'a>(matrices: impl Iterator<Item = &'a Matrix>) -> Vec<GgmlType> {
     let mut types = Vec::new();
-    for matrix in layers.chain(std::iter::once(&model.output)) {
+    for matrix in matrices {
         if !types.contains(&matrix.ty) {
             types.push(matrix.ty);
         }
@@ -599,6 +661,7 @@ fn scratch(
     let projections = [of(&|l| &l.attn_out), of(&|l| &l.ffn_down)].concat();
     let from_hidden = [of(&|l| &l.attn_in), of(&|l| &l.ffn_in)].concat();
     let parts = limits.split_parts + max_rows * g.kv_heads;
+    let select = SelectShape::of(g.vocab);
     Ok(Scratch {
         h: f32s(max_rows * g.hidden, "the residual stream")?,
         attn_in: f32s(longest(&of(&|l| &l.attn_in), max_rows), "attention projections")?,
@@ -607,6 +670,8 @@ fn scratch(
         top: f32s(weights.output.output_len(TOP_ROWS), "the vocabulary projection")?,
         logits: f32s(TOP_ROWS * g.vocab, "logits")?,
         best: Buffer::new(context, TOP_ROWS, "the largest logits")?,
+        chosen: Buffer::new(context, TOP_ROWS * select.chunks * select.most, "the largest logits")?,
+        sorted: Buffer::new(context, TOP_ROWS * select.most, "the largest logits")?,
         hidden: f32s(TOP_ROWS * g.hidden, "hidden states")?,
         q: Buffer::new(context, max_rows * g.q_width() * (1 + exact), "queries")?,
         part_o: f32s(parts * PART_VALUES, "attention sums")?,
@@ -621,16 +686,16 @@ fn scratch(
 }
 
 /// cos and sin of every pair and position, `[position][pair][cos, sin]`: the very numbers that the CPU backend uses.
-fn angles(g: &Geometry) -> Vec<f32> {
-    let frequencies = arith::inverse_frequencies(f64::from(g.rope_theta), g.head_dim);
-    let mut angles = vec![0.0f32; g.context * g.head_dim];
+fn angles(rope_theta: f32, head_dim: usize, positions: usize) -> Vec<f32> {
+    let frequencies = arith::inverse_frequencies(f64::from(rope_theta), head_dim);
+    let mut angles = vec![0.0f32; positions * head_dim];
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(16);
-    let share = g.context.div_ceil(threads).max(1);
+    let share = positions.div_ceil(threads).max(1);
     std::thread::scope(|scope| {
-        for (part, angles) in angles.chunks_mut(share * g.head_dim).enumerate() {
+        for (part, angles) in angles.chunks_mut(share * head_dim).enumerate() {
             let frequencies = &frequencies;
             scope.spawn(move || {
-                for (i, row) in angles.chunks_exact_mut(g.head_dim).enumerate() {
+                for (i, row) in angles.chunks_exact_mut(head_dim).enumerate() {
                     for (pair, frequency) in row.chunks_exact_mut(2).zip(frequencies) {
                         (pair[0], pair[1]) = arith::rotation(part * share + i, *frequency);
                     }

@@ -5,11 +5,12 @@ use muser_kv::KvGroup;
 use muser_model::Geometry;
 
 use crate::CudaError;
+use crate::draft::Drafter;
 use crate::driver::{Buffer, Function, Launch, Stream};
 use crate::executor::Attention;
 use crate::kernels::{
-    Act, AttnArgs, CombineArgs, EmbedArgs, ExactArgs, LogitArgs, NormArgs, RopeArgs, SiluArgs, TapArgs,
-    Tuning,
+    Act, AttnArgs, CombineArgs, EmbedArgs, ExactArgs, LogitArgs, NormArgs, RopeArgs, SelectArgs, SiluArgs,
+    TapArgs, Tuning,
 };
 use crate::matrix::{Product, ProductKernels};
 use crate::step_data::{StepData, StepShape};
@@ -39,6 +40,8 @@ pub(crate) struct RowKernels {
     pub(crate) rope: Function,
     pub(crate) logits: Function,
     pub(crate) tap: Function,
+    pub(crate) select: Function,
+    pub(crate) merge: Function,
     pub(crate) split: Function,
     pub(crate) many: Function,
     pub(crate) combine: Function,
@@ -64,6 +67,9 @@ pub(crate) struct Scratch {
     pub(crate) logits: Buffer<f32>,
     /// `[TOP_ROWS]`, see [`id_of_rank`]
     pub(crate) best: Buffer<u64>,
+    /// `[TOP_ROWS][chunks][most]` and `[TOP_ROWS][most]`, see [`SelectShape`]
+    pub(crate) chosen: Buffer<u64>,
+    pub(crate) sorted: Buffer<u64>,
     /// `[TOP_ROWS][hidden]`
     pub(crate) hidden: Buffer<f32>,
     /// `[rows][heads][128]` f16; f32 for exact attention
@@ -85,6 +91,42 @@ pub(crate) fn norm_launch(arch: u32, hidden: usize, rows: usize) -> Launch {
     let blocks = (hidden / 256) as u32;
     let cluster = if arch >= 90 && blocks > 8 { NORM_CLUSTER } else { 1 };
     Launch { cluster, ..Launch::new((rows as u32 * cluster, 1), blocks.div_ceil(cluster) * 32) }
+}
+
+/// Shape of `logit_rows` for `rows` rows.
+pub(crate) fn logit_launch(vocab: usize, rows: usize) -> Launch {
+    Launch::new((vocab.div_ceil(256) as u32, rows as u32), 256)
+}
+
+/// How the largest logits of a row are found: a CTA looks at [`SELECT_KEYS`] of them, then one at what these put out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SelectShape {
+    pub(crate) chunks: usize,
+    /// Most that a row can ask for; 0 where the vocabulary is too large.
+    pub(crate) most: usize,
+}
+
+/// Keys that a CTA of `sampling.cu` holds.
+pub(crate) const SELECT_KEYS: usize = 8192;
+pub(crate) const SELECT_THREADS: u32 = 1024;
+/// Most logits of a row that `top_merge` sorts.
+const MOST_CANDIDATES: usize = 256;
+
+impl SelectShape {
+    pub(crate) fn of(vocab: usize) -> Self {
+        let chunks = vocab.div_ceil(SELECT_KEYS);
+        Self { chunks, most: (SELECT_KEYS / chunks.max(1)).min(MOST_CANDIDATES) }
+    }
+}
+
+/// The logit in a rank of `logit_rows`; NaN if it was not finite.
+pub(crate) fn value_of_rank(rank: u64) -> f32 {
+    let bits = (rank >> 32) as u32;
+    match rank {
+        u64::MAX => f32::NAN,
+        _ if bits >> 31 == 1 => f32::from_bits(bits & 0x7FFF_FFFF),
+        _ => f32::from_bits(!bits),
+    }
 }
 
 /// The id in a rank of `logit_rows`; `None` if a logit was not finite.
@@ -148,6 +190,15 @@ impl Activations {
 pub(crate) struct KvPool {
     pub(crate) memory: Buffer<u8>,
     pub(crate) blocks: u32,
+    /// f16 values of a block; in the sliding group the planes of a draft come last.
+    pub(crate) block_halves: u64,
+}
+
+impl KvPool {
+    /// No blocks.
+    pub(crate) fn empty(context: &std::sync::Arc<crate::driver::Context>) -> Result<Self, CudaError> {
+        Ok(Self { memory: Buffer::new(context, 0, "KV blocks")?, blocks: 0, block_halves: 0 })
+    }
 }
 
 /// Everything that the walk reads.
@@ -162,6 +213,7 @@ pub(crate) struct Walk<'a> {
     pub(crate) full: &'a KvPool,
     pub(crate) sliding: &'a KvPool,
     pub(crate) feature_layers: &'a [usize],
+    pub(crate) draft: Option<&'a Drafter>,
     pub(crate) attention: Attention,
     pub(crate) data: &'a StepData,
     pub(crate) shape: StepShape,
@@ -182,6 +234,9 @@ impl Walk<'_> {
             let attn_act = self.products.input(&layer.attn_in, s.act_hidden.act, n);
             self.norm(before, layer.attn_norm, attn_act, None)?;
             self.tap(index)?;
+            if let Some(draft) = self.draft.filter(|_| self.shape.context) {
+                draft.tap(self, index)?;
+            }
             self.products.multiply(self.stream, &layer.attn_in, attn_act, s.attn_in.at(0), n)?;
 
             let sliding = self.geometry.sliding[index];
@@ -199,7 +254,7 @@ impl Walk<'_> {
             self.products.multiply(self.stream, &layer.ffn_down, down_act, s.projected.at(0), n)?;
             before = Some((layer.post_ffw_norm, &layer.ffn_down));
         }
-        Ok(())
+        self.draft.map_or(Ok(()), |draft| draft.extend(self))
     }
 
     /// Final norm and logits of top rows `from .. from + count` (at most [`TOP_ROWS`]) of the list.
@@ -220,8 +275,24 @@ impl Walk<'_> {
             scale: g.logit_scale,
             cap: g.softcap.unwrap_or(0.0),
         };
-        let grid = (g.vocab.div_ceil(256) as u32, count as u32);
-        self.stream.launch(&self.rows.logits, Launch::new(grid, 256), &args)
+        self.stream.launch(&self.rows.logits, logit_launch(g.vocab, count), &args)?;
+        if !self.shape.candidates {
+            return Ok(());
+        }
+        let SelectShape { chunks, most } = SelectShape::of(g.vocab);
+        let select = SelectArgs {
+            logits: s.logits.at(0),
+            counts: self.data.candidates(from),
+            chosen: s.chosen.at(0),
+            sorted: s.sorted.at(0),
+            vocab: g.vocab as u32,
+            chunks: chunks as u32,
+            most: most as u32,
+            _padding: 0,
+        };
+        let shape = Launch::new((chunks as u32, count as u32), SELECT_THREADS);
+        self.stream.launch(&self.rows.select, shape, &select)?;
+        self.stream.launch(&self.rows.merge, Launch::new((count as u32, 1), SELECT_THREADS), &select)
     }
 
     fn embed(&self) -> Result<(), CudaError> {
@@ -297,7 +368,7 @@ impl Walk<'_> {
         let group = if sliding { KvGroup::Sliding } else { KvGroup::Full };
         let pool = if sliding { self.sliding } else { self.full };
         let layer_halves = 2 * g.kv_heads * 256 * g.head_dim;
-        let block_halves = (g.sliding.iter().filter(|x| **x == sliding).count() * layer_halves) as u64;
+        let block_halves = pool.block_halves;
         let kv = pool.memory.at(place * layer_halves * 2);
         let segments = layer.attn_in.output_segments(n);
         let (heads, kv_heads) = (g.heads as u32, g.kv_heads as u32);
@@ -422,6 +493,7 @@ impl Walk<'_> {
             window: if sliding { g.window as u32 } else { 0 },
             group_tiles,
             scale: 1.0 / (g.head_dim as f32).sqrt(),
+            ..ExactArgs::default()
         };
         let launch = |grid| Launch { shared_bytes: EXACT_SHARED_BYTES, ..Launch::new(grid, EXACT_THREADS) };
         if self.shape.split {

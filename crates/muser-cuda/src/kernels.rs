@@ -24,7 +24,7 @@ pub const HEADERS: [(&str, &str); 4] = [
 ];
 
 /// All kernel files.
-pub const FILES: [KernelFile; 8] = [
+pub const FILES: [KernelFile; 10] = [
     KernelFile {
         name: "matmul_few",
         source: include_str!("../kernels/matmul_few.cu"),
@@ -101,6 +101,18 @@ pub const FILES: [KernelFile; 8] = [
             "quantise",
             "plain_read",
         ],
+        only_for: None,
+    },
+    KernelFile {
+        name: "draft",
+        source: include_str!("../kernels/draft.cu"),
+        kernels: &["draft_tap", "draft_embed", "draft_norm", "draft_heads"],
+        only_for: None,
+    },
+    KernelFile {
+        name: "sampling",
+        source: include_str!("../kernels/sampling.cu"),
+        kernels: &["top_select", "top_merge"],
         only_for: None,
     },
     KernelFile {
@@ -232,6 +244,22 @@ args! {
     LogitArgs { part: u64, logits: u64, best: u64, segments: u32, n: u32, out_rows: u32, vocab: u32, scale: f32, cap: f32 }
     /// `tap_rows`
     TapArgs { h: u64, rows: u64, out: u64, hidden: u32, width: u32, at: u32 }
+    /// `draft_tap`
+    DraftTapArgs { h: u64, act: Act, hidden: u32, first_block: u32 }
+    /// `draft_embed`
+    DraftEmbedArgs { table: u64, inputs: u64, h: u64, row_bytes: u64, type_id: u32, hidden: u32 }
+    /// `draft_norm`
+    DraftNormArgs {
+        part: u64, h: u64, w: u64, rows: u64, best: u64, act: Act, segments: u32, n: u32, hidden: u32, eps: f32,
+    }
+    /// `draft_heads`
+    DraftHeadArgs {
+        part: u64, q_norm: u64, k_norms: u64, angles: u64, positions: u64, slots: u64, q: u64, kv: u64, block_halves: u64,
+        layer_halves: u64, segments: u32, n: u32, width: u32, heads: u32, kv_heads: u32, layers: u32, k_at: u32, v_at: u32,
+        eps: f32, _padding: u32,
+    }
+    /// `top_select`, `top_merge`
+    SelectArgs { logits: u64, counts: u64, chosen: u64, sorted: u64, vocab: u32, chunks: u32, most: u32, _padding: u32 }
     /// `quantise`
     QuantiseArgs { x: u64, act: Act }
     /// `plain_read`
@@ -246,7 +274,8 @@ args! {
     /// `exact_split`, `exact_walk`
     ExactArgs {
         q: u64, kv: u64, block_halves: u64, tiles: u64, groups: u64, counts: u64, tables: u64, part_o: u64, part_ml: u64,
-        heads: u32, kv_heads: u32, group: u32, window: u32, group_tiles: u32, scale: f32,
+        heads: u32, kv_heads: u32, group: u32, window: u32, group_tiles: u32, scale: f32, own: u64, own_halves: u64,
+        ends: u64,
     }
     /// `attend_combine`, `exact_combine`
     CombineArgs {

@@ -10,6 +10,7 @@
 //! [`Attention::Exact`].
 
 pub mod device;
+mod draft;
 mod driver;
 mod error;
 mod executor;

@@ -188,6 +188,23 @@ impl Product {
         tiles.chain(self.raw.iter_mut().map(|p| &mut p.address))
     }
 
+    /// Adds output rows `first .. first + rows` of `from`, which reads the same input, behind the rows of this product. They
+    /// are whole matrices, or a run of tiles.
+    pub(crate) fn borrow_rows(&mut self, from: &Self, first: usize, rows: usize) {
+        let first_row = self.out_rows as u32;
+        let covers = |at: u32, len: u32| at as usize <= first && first + rows <= (at + len) as usize;
+        let part = from.parts.iter().find(|p| covers(p.first_row, p.row_tiles * 16));
+        self.parts.extend(part.map(|p| {
+            let tiles_before = (first - p.first_row as usize) / 16;
+            let address = p.address + (tiles_before * (from.k / 256) * p.tile.bytes()) as u64;
+            Part { address, row_tiles: rows.div_ceil(16) as u32, first_row, ..*p }
+        }));
+        let raw = from.raw.iter().find(|p| covers(p.first_row, p.rows));
+        self.raw.extend(raw.map(|p| RawPart { first_row, ..*p }));
+        assert!(part.is_some() || raw.is_some(), "the rows belong to one matrix of the product");
+        self.out_rows += rows.next_multiple_of(16);
+    }
+
     fn has_raw(&self, kind: AnyKind) -> bool {
         self.raw.iter().any(|p| p.kind == kind)
     }

@@ -30,6 +30,10 @@ pub(crate) struct StepShape {
     pub(crate) split: bool,
     /// CTA rows of the many-row attention kernel.
     pub(crate) groups: usize,
+    /// Does a row want its largest logits?
+    pub(crate) candidates: bool,
+    /// Are an attached draft's K and V computed? Else they are zeros.
+    pub(crate) context: bool,
 }
 
 /// Where things lie in the array.
@@ -40,6 +44,7 @@ struct Offsets {
     row_tile: usize,
     top: usize,
     features: usize,
+    candidates: usize,
     counts: usize,
     tiles: [usize; 2],
     groups: usize,
@@ -48,14 +53,15 @@ struct Offsets {
 
 impl Offsets {
     fn new(rows: usize) -> Self {
-        let tiles = 7 * rows + 8;
+        let tiles = 8 * rows + 8;
         Self {
             positions: rows,
             slots: [2 * rows, 3 * rows],
             row_tile: 4 * rows,
             top: 5 * rows,
             features: 6 * rows,
-            counts: 7 * rows,
+            candidates: 7 * rows,
+            counts: 8 * rows,
             tiles: [tiles, tiles + TILE_LEN * rows],
             groups: tiles + 2 * TILE_LEN * rows,
             tables: tiles + 2 * TILE_LEN * rows + 2 * rows,
@@ -126,6 +132,11 @@ impl StepData {
         self.device.at(self.offsets.features)
     }
 
+    /// How many of its largest logits each top row wants.
+    pub(crate) fn candidates(&self, from: usize) -> u64 {
+        self.device.at(self.offsets.candidates + from)
+    }
+
     pub(crate) fn counts(&self, group: KvGroup) -> u64 {
         self.device.at(self.offsets.counts + 2 * index(group))
     }
@@ -152,7 +163,8 @@ impl StepData {
         debug_assert!(batch.rows().len() <= self.rows, "the caller picks the array by the number of rows");
         let o = self.offsets;
         let data = self.host.slice_mut();
-        let mut shape = StepShape { n: batch.rows().len(), ..StepShape::default() };
+        let context = batch.wants_draft_context();
+        let mut shape = StepShape { n: batch.rows().len(), context, ..StepShape::default() };
         for (i, row) in batch.rows().iter().enumerate() {
             data[i] = match row.input {
                 RowInput::Token(id) => id,
@@ -160,6 +172,8 @@ impl StepData {
             };
             if row.wants.needs_logits() || row.wants.hidden {
                 data[o.top + shape.top] = i as u32;
+                data[o.candidates + shape.top] = u32::from(row.wants.candidates);
+                shape.candidates |= row.wants.candidates > 0;
                 shape.top += 1;
             }
             if row.wants.features {

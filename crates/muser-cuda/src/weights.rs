@@ -52,7 +52,7 @@ pub(crate) struct Weights {
 }
 
 /// A matrix and where it goes: as tiles, or as it is in the file.
-struct Job<'a> {
+pub(crate) struct Job<'a> {
     matrix: &'a Matrix,
     tile: Option<Tile>,
     at: usize,
@@ -100,7 +100,7 @@ impl Weights {
         let tiles = Buffer::<u8>::new(context, plan.bytes, "the weights")?;
         let norms = Buffer::from_slice(context, &plan.norms, "the norm weights")?;
         let embedding = Buffer::<u8>::new(context, table.bytes().len(), "the embedding table")?;
-        upload(context, &plan.jobs, &tiles, repack, (table.bytes(), &embedding))?;
+        upload(context, &plan.jobs, &tiles, repack, Some((table.bytes(), &embedding)))?;
 
         // Until now addresses were offsets.
         let place = |product: &mut Product| {
@@ -140,15 +140,21 @@ impl Weights {
     }
 }
 
+/// Matrices and norm vectors on their way to the card; until they are there, addresses are offsets.
 #[derive(Default)]
-struct Plan<'a> {
-    jobs: Vec<Job<'a>>,
-    bytes: usize,
-    norms: Vec<f32>,
+pub(crate) struct Plan<'a> {
+    pub(crate) jobs: Vec<Job<'a>>,
+    pub(crate) bytes: usize,
+    pub(crate) norms: Vec<f32>,
 }
 
 impl<'a> Plan<'a> {
-    fn product(&mut self, role: MatrixRole, k: usize, matrices: &[&'a Matrix]) -> Result<Product, CudaError> {
+    pub(crate) fn product(
+        &mut self,
+        role: MatrixRole,
+        k: usize,
+        matrices: &[&'a Matrix],
+    ) -> Result<Product, CudaError> {
         let mut product = Product::new(role, k);
         matrices.iter().try_for_each(|matrix| self.add(&mut product, matrix))?;
         Ok(product)
@@ -206,7 +212,7 @@ impl<'a> Plan<'a> {
     }
 
     /// Adds a norm vector and returns its offset in values, aligned for 16-byte loads.
-    fn norm(&mut self, values: &[f32]) -> u64 {
+    pub(crate) fn norm(&mut self, values: &[f32]) -> u64 {
         let at = self.norms.len().next_multiple_of(4);
         self.norms.resize(at, 0.0);
         self.norms.extend_from_slice(values);
@@ -220,12 +226,13 @@ struct Slot {
     raw: Buffer<u8>,
 }
 
-fn upload(
+/// Copies and repacks all matrices to their places in `tiles`, and copies an embedding table.
+pub(crate) fn upload(
     context: &Arc<Context>,
     jobs: &[Job<'_>],
     tiles: &Buffer<u8>,
     repack: &[Function; 4],
-    (table, table_on_device): (&[u8], &Buffer<u8>),
+    table: Option<(&[u8], &Buffer<u8>)>,
 ) -> Result<(), CudaError> {
     let total: usize = jobs.iter().map(|j| j.matrix.bytes().len()).sum();
     let widest = jobs.iter().map(|j| j.matrix.row_bytes() * 16).max().unwrap_or(0);
@@ -271,12 +278,14 @@ fn upload(
             slot.stream.launch(&repack[tile as usize], shape, &args)?;
         }
     }
-    for (i, chunk) in table.chunks(slot_bytes).enumerate() {
-        let slot = &mut slots[turn % 2];
-        turn += 1;
-        slot.stream.synchronize()?;
-        copy_in_parallel(chunk, slot.pinned.slice_mut());
-        slot.stream.upload(&slot.pinned, 0, table_on_device, i * slot_bytes, chunk.len())?;
+    if let Some((table, on_device)) = table {
+        for (i, chunk) in table.chunks(slot_bytes).enumerate() {
+            let slot = &mut slots[turn % 2];
+            turn += 1;
+            slot.stream.synchronize()?;
+            copy_in_parallel(chunk, slot.pinned.slice_mut());
+            slot.stream.upload(&slot.pinned, 0, on_device, i * slot_bytes, chunk.len())?;
+        }
     }
     slots.iter().try_for_each(|s| s.stream.synchronize())
 }

@@ -51,6 +51,8 @@ pub(crate) struct Driver {
     pub(crate) draft: DraftRounds,
     pub(crate) hidden: usize,
     pub(crate) vocab: usize,
+    /// How many of a row's largest logits the executor can tell by themselves.
+    pub(crate) most_candidates: usize,
     pub(crate) most_positions: usize,
     pub(crate) shared: Arc<Shared>,
     pub(crate) clock: Box<dyn Fn() -> Duration + Send>,
@@ -116,6 +118,7 @@ impl Driver {
             },
         );
         let driver = Self {
+            most_candidates: executor.most_candidates(),
             executor,
             scheduler,
             plan: StepPlan::default(),

@@ -150,6 +150,11 @@ impl Sequence {
         }
     }
 
+    /// May the logits of the next token be changed by anything, a constraint included?
+    pub(crate) fn shapes_logits(&self) -> bool {
+        self.counts.is_some() || self.constraint.is_some() || !self.task.sampling.logit_bias.is_empty()
+    }
+
     /// Is it past its prompt, with one token to compute?
     pub(crate) fn is_decoding(&self) -> bool {
         self.generated > 0 && self.tokens.len() - self.computed() == 1

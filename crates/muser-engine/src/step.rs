@@ -61,6 +61,7 @@ impl Driver {
             let (at, count) = (next, self.wanted_rows(item));
             next.logits += count.logits;
             next.largest += count.largest;
+            next.candidates += count.candidates * count.candidate_rows;
             next.hidden += count.hidden;
             let over = self.scheduler.slots[item.slot].as_ref().is_none_or(Sequence::has_failed);
             if over {
@@ -95,20 +96,37 @@ impl Driver {
         self.plan.moves.is_empty() && self.plan.items.iter().all(decodes)
     }
 
-    /// Rows of an item that come with logits, with the largest logit alone, and with hidden states.
+    /// Rows of an item that come with logits, with the largest logits alone, and with hidden states.
     fn wanted_rows(&self, item: PlanItem) -> OutputRows {
         let none = OutputRows::default();
         let Some(sequence) = &self.scheduler.slots[item.slot] else { return none };
         match sequence.task.kind {
             RequestKind::Embed => OutputRows { hidden: item.rows, ..none },
             RequestKind::Generate if item.to_end && sequence.wants_token() => {
-                if takes_largest(sequence, item) {
-                    OutputRows { largest: 1, ..none }
-                } else {
-                    OutputRows { logits: 1 + item.drafts, ..none }
+                let rows = 1 + item.drafts;
+                match self.needs(sequence, item) {
+                    Needs::Logits => OutputRows { logits: rows, ..none },
+                    Needs::Largest => OutputRows { largest: rows, ..none },
+                    Needs::Candidates(n) => OutputRows { candidates: n, candidate_rows: rows, ..none },
                 }
             }
             RequestKind::Generate => none,
+        }
+    }
+
+    /// What the next tokens are taken from.
+    fn needs(&self, sequence: &Sequence, item: PlanItem) -> Needs {
+        let sampling = &sequence.task.sampling;
+        let task = &sequence.task;
+        let rejects = item.drafts > 0 && self.draft.sampling == DraftSampling::Rejection;
+        if sequence.shapes_logits() || task.logprobs.is_some() || task.hash_logits {
+            Needs::Logits
+        } else if sampling.is_greedy() {
+            Needs::Largest
+        } else if (1..=self.most_candidates).contains(&(sampling.top_k as usize)) && !rejects {
+            Needs::Candidates((sampling.top_k as usize).min(self.vocab))
+        } else {
+            Needs::Logits
         }
     }
 
@@ -136,6 +154,11 @@ impl Driver {
                 let wants = RowWants {
                     logits: end - position <= count.logits,
                     argmax: end - position <= count.largest,
+                    candidates: if end - position <= count.candidate_rows {
+                        count.candidates as u16
+                    } else {
+                        0
+                    },
                     hidden: count.hidden > 0,
                     ..RowWants::default()
                 };
@@ -286,19 +309,30 @@ impl Driver {
         now: Duration,
         accepted: &mut usize,
     ) -> Option<End> {
+        let needs = self.needs(self.scheduler.slots[item.slot].as_ref()?, item);
         for k in 0..=item.drafts {
             let sequence = self.scheduler.slots[item.slot].as_mut()?;
             let position = (item.start + item.rows - 1 + k) as u32;
-            let sampled = if takes_largest(sequence, item) {
-                largest(sequence, self.out.argmax.get(at.largest).copied().flatten(), position)
-            } else {
-                let logits = &mut self.out.logits[(at.logits + k) * self.vocab..][..self.vocab];
-                let proposal = match sequence.drafts.get(k).filter(|_| k < item.drafts) {
-                    Some(&id) => self.draft.row(sequence, k, self.vocab).map(|row| (id, row)),
-                    None => None,
-                };
-                let how = self.draft.sampling;
-                sample(sequence, &mut self.sampler, &mut self.mask, logits, position, proposal, how)
+            let proposal = sequence.drafts.get(k).copied().filter(|_| k < item.drafts);
+            let sampled = match needs {
+                Needs::Largest => {
+                    let id = self.out.argmax.get(at.largest + k).copied().flatten();
+                    let id = id.ok_or(RequestError::NotFinite { position });
+                    id.map(|id| (bare_token(sequence, id), Some(id) == proposal))
+                }
+                Needs::Candidates(n) => {
+                    let highest = &self.out.candidates[at.candidates + k * n..][..n];
+                    let id = draw_among(sequence, &mut self.sampler, highest, position);
+                    id.map(|id| (bare_token(sequence, id), Some(id) == proposal))
+                }
+                Needs::Logits => {
+                    let logits = &mut self.out.logits[(at.logits + k) * self.vocab..][..self.vocab];
+                    // Where only the proposal was asked for, nothing reads its logits.
+                    let proposal =
+                        proposal.map(|id| (id, self.draft.row(sequence, k, self.vocab).unwrap_or_default()));
+                    let how = self.draft.sampling;
+                    sample(sequence, &mut self.sampler, &mut self.mask, logits, position, proposal, how)
+                }
             };
             let (token, is_proposal) = match sampled {
                 Ok(sampled) => sampled,
@@ -375,26 +409,48 @@ struct OutputRows {
     logits: usize,
     /// Rows of which the executor tells the largest logit alone.
     largest: usize,
+    /// Logits that it tells of a row, where it tells the largest ones, and rows of which it does; or where they begin.
+    candidates: usize,
+    candidate_rows: usize,
     hidden: usize,
 }
 
-/// Is the next token the one with the largest logit, and does nobody want anything else of that row?
-fn takes_largest(sequence: &Sequence, item: PlanItem) -> bool {
-    let task = &sequence.task;
-    item.drafts == 0
-        && task.sampling.is_greedy()
-        && task.sampling.logit_bias.is_empty()
-        && task.logprobs.is_none()
-        && !task.hash_logits
-        && sequence.constraint.is_none()
-        && sequence.counts.is_none()
+/// What a token is taken from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Needs {
+    /// All logits.
+    Logits,
+    /// The largest.
+    Largest,
+    /// As many of the largest.
+    Candidates(usize),
 }
 
-/// The token that the executor has picked.
-fn largest(sequence: &Sequence, id: Option<u32>, position: u32) -> Result<(Token, bool), RequestError> {
-    let id = id.ok_or(RequestError::NotFinite { position })?;
-    let index = sequence.index;
-    Ok((Token { index, id, logprob: None, top: TopLogprobs::default(), logit_hash: None }, false))
+/// A token of which nothing else is known.
+fn bare_token(sequence: &Sequence, id: u32) -> Token {
+    Token { index: sequence.index, id, logprob: None, top: TopLogprobs::default(), logit_hash: None }
+}
+
+/// A token from the highest logits of a row.
+fn draw_among(
+    sequence: &Sequence,
+    sampler: &mut Sampler,
+    highest: &[(u32, f32)],
+    position: u32,
+) -> Result<u32, RequestError> {
+    let finite = highest.first().is_some_and(|best| best.1.is_finite());
+    let token = sampler.draw_among(&sequence.task.sampling, highest, draw_key(sequence));
+    token.filter(|_| finite).ok_or(RequestError::NotFinite { position })
+}
+
+/// Which random number draws a sequence's next token.
+fn draw_key(sequence: &Sequence) -> DrawKey {
+    let task = &sequence.task;
+    DrawKey {
+        seed: task.seed,
+        index: sequence.index,
+        position: u64::from(task.prompt_tokens) + u64::from(sequence.generated),
+    }
 }
 
 /// One token from one row of logits, and whether it is the proposal that was made for it. A proposal comes with the shaped
@@ -420,11 +476,7 @@ fn sample(
         }
         None => false,
     };
-    let key = DrawKey {
-        seed: task.seed,
-        index: sequence.index,
-        position: u64::from(task.prompt_tokens) + u64::from(sequence.generated),
-    };
+    let key = draw_key(sequence);
     let shapes = masked || sequence.counts.is_some() || !task.sampling.logit_bias.is_empty();
     if shapes {
         if logprobs.is_some() {

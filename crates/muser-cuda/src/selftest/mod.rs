@@ -3,6 +3,7 @@
 //! [`run`] is thorough and takes about a second. A short form of it runs whenever an executor is made, with the weight types
 //! of its model; [`SKIP_VARIABLE`] leaves it out.
 
+mod draft;
 mod products;
 mod steps;
 
@@ -36,7 +37,8 @@ pub fn run(index: usize) -> Result<Report, CudaError> {
     let card = Card { context: &context, kernels: &kernels, products: &products, stream: &stream };
     let mut random = Random::new(7);
     let compared = products::check(&card, &products::all_types(), Extent::FULL, &mut random)?;
-    Ok(Report { compared: compared + steps::check(&card, &mut random)? })
+    let steps = steps::check(&card, &mut random)? + draft::select(&card, &mut random)?;
+    Ok(Report { compared: compared + steps + draft::check(&card, &mut random)? })
 }
 
 /// The short form, for products of these weight types.
@@ -49,7 +51,17 @@ pub(crate) fn at_start(card: &Card<'_>, types: &[GgmlType]) -> Result<Report, Cu
         products.push(pair.to_vec());
     }
     let compared = products::check(card, &products, Extent::BRIEF, &mut random)?;
-    Ok(Report { compared: compared + steps::check(card, &mut random)? })
+    let steps = steps::check(card, &mut random)? + draft::select(card, &mut random)?;
+    Ok(Report { compared: compared + steps })
+}
+
+/// What a draft needs besides, with products of weight types that its target does not have.
+pub(crate) fn of_draft(card: &Card<'_>, types: &[GgmlType]) -> Result<Report, CudaError> {
+    let mut random = Random::new(9);
+    let products: Vec<Vec<GgmlType>> =
+        types.iter().filter(|ty| AnyKind::of(**ty).is_some()).map(|ty| vec![*ty]).collect();
+    let compared = products::check(card, &products, Extent::BRIEF, &mut random)?;
+    Ok(Report { compared: compared + draft::check(card, &mut random)? })
 }
 
 /// What checks run on.

@@ -11,13 +11,13 @@ use super::products::sample;
 use crate::CudaError;
 use crate::driver::{Buffer, Launch};
 use crate::forward::{
-    Activations, COMBINE_RING_BYTES, EXACT_SHARED_BYTES, EXACT_THREADS, id_of_rank, norm_launch,
+    Activations, COMBINE_RING_BYTES, EXACT_SHARED_BYTES, EXACT_THREADS, id_of_rank, logit_launch, norm_launch,
 };
 use crate::kernels::{AttnArgs, CombineArgs, ExactArgs, LogitArgs, NormArgs, RopeArgs, SiluArgs, Tuning};
 use crate::matrix::{Part, Product, Tile};
 
-const HEAD: usize = 128;
-const EPS: f32 = 1e-5;
+pub(super) const HEAD: usize = 128;
+pub(super) const EPS: f32 = 1e-5;
 const POST_EPS: f32 = 1e-8;
 
 /// Checks every kernel; returns how many values were compared.
@@ -38,13 +38,13 @@ pub(super) fn check(card: &Card<'_>, random: &mut Random) -> Result<usize, CudaE
     Ok(compared)
 }
 
-fn row(random: &mut Random, len: usize) -> Vec<f32> {
+pub(super) fn row(random: &mut Random, len: usize) -> Vec<f32> {
     // From 256 on: the first values of `sample` are zeros.
     (0..len).map(|i| sample(random, 256 + i)).collect()
 }
 
 /// Sum of the segments of values `at .. at + len` of row `r` in `[segments][n][width]`.
-fn summed(part: &[f32], (n, width): (usize, usize), r: usize, at: usize, len: usize) -> Vec<f32> {
+pub(super) fn summed(part: &[f32], (n, width): (usize, usize), r: usize, at: usize, len: usize) -> Vec<f32> {
     let mut rows = part.chunks_exact(n * width).map(|segment| &segment[r * width + at..][..len]);
     let mut sum = rows.next().map_or_else(Vec::new, <[f32]>::to_vec);
     rows.for_each(|row| sum.iter_mut().zip(row).for_each(|(s, v)| *s += v));
@@ -52,7 +52,7 @@ fn summed(part: &[f32], (n, width): (usize, usize), r: usize, at: usize, len: us
 }
 
 /// Compares bits.
-fn same(kernel: &str, what: &str, expected: &[f32], found: &[f32]) -> Result<usize, CudaError> {
+pub(super) fn same(kernel: &str, what: &str, expected: &[f32], found: &[f32]) -> Result<usize, CudaError> {
     match expected.iter().zip(found).position(|(e, f)| e.to_bits() != f.to_bits()) {
         None => Ok(expected.len()),
         Some(at) => Err(CudaError::SelfTest {
@@ -62,21 +62,21 @@ fn same(kernel: &str, what: &str, expected: &[f32], found: &[f32]) -> Result<usi
     }
 }
 
-fn read(buffer: &Buffer<f32>, len: usize) -> Result<Vec<f32>, CudaError> {
+pub(super) fn read(buffer: &Buffer<f32>, len: usize) -> Result<Vec<f32>, CudaError> {
     let mut values = vec![f32::NAN; len];
     buffer.read(0, &mut values)?;
     Ok(values)
 }
 
 /// A buffer of quantised activations for `rows` rows.
-fn activations(card: &Card<'_>, rows: usize, k: usize) -> Result<Activations, CudaError> {
+pub(super) fn activations(card: &Card<'_>, rows: usize, k: usize) -> Result<Activations, CudaError> {
     let mut reader = Product::new(MatrixRole::AttnOut, k);
     reader.parts.push(Part { tile: Tile::Q4K, address: 0, row_tiles: 0, first_row: 0 });
     Activations::new(card.context, rows, k, &[&reader])
 }
 
 /// What quantised activations stand for: code times scale, `[rows][k]`.
-fn dequantised(activations: &Activations, rows: usize) -> Result<Vec<f32>, CudaError> {
+pub(super) fn dequantised(activations: &Activations, rows: usize) -> Result<Vec<f32>, CudaError> {
     let act = activations.act;
     let (k, ld) = (act.k as usize, act.ld as usize);
     let mut codes = vec![0u8; rows * k];
@@ -97,7 +97,7 @@ fn dequantised(activations: &Activations, rows: usize) -> Result<Vec<f32>, CudaE
 }
 
 /// What [`dequantised`] gives if `x` was quantised.
-fn quantised(x: &[f32]) -> Vec<f32> {
+pub(super) fn quantised(x: &[f32]) -> Vec<f32> {
     let mut codes = [0i8; 256];
     x.chunks(256)
         .flat_map(|x| {
@@ -276,8 +276,7 @@ fn logits(card: &Card<'_>, random: &mut Random) -> Result<usize, CudaError> {
         scale,
         cap,
     };
-    let shape = Launch::new((vocab.div_ceil(256) as u32, n as u32), 256);
-    card.stream.launch(&card.kernels.get("logit_rows")?, shape, &args)?;
+    card.stream.launch(&card.kernels.get("logit_rows")?, logit_launch(vocab, n), &args)?;
     card.stream.synchronize()?;
     let mut best = vec![0u64; n];
     best_on.read(0, &mut best)?;
@@ -363,6 +362,7 @@ fn attention(card: &Card<'_>, window: usize, random: &mut Random) -> Result<usiz
             window: fast.window,
             group_tiles: 1,
             scale: 1.0 / (HEAD as f32).sqrt(),
+            ..ExactArgs::default()
         };
         let combine = CombineArgs {
             part_o: fast.part_o,
@@ -417,17 +417,25 @@ fn attention(card: &Card<'_>, window: usize, random: &mut Random) -> Result<usiz
 }
 
 /// Attention of one query over positions `first .. end`. The table of the test swaps the blocks: block 0 of the sequence
-/// is the second in memory. A block holds K as `[256][128]`, then V as `[128][256]`.
+/// is the second in memory.
 fn attended(q: &[f32], kv: &[u16], first: usize, end: usize) -> Vec<f32> {
+    let blocks = (first / BLOCK_LEN..end.div_ceil(BLOCK_LEN)).map(|block| {
+        let at = block * BLOCK_LEN;
+        let seen = first.max(at) - at..end.min(at + BLOCK_LEN) - at;
+        (&kv[(1 - block) * 2 * BLOCK_LEN * HEAD..][..2 * BLOCK_LEN * HEAD], seen)
+    });
+    attended_over(q, &blocks.collect::<Vec<_>>())
+}
+
+/// Attention of one query over the positions that it sees of some blocks. A block holds K as `[256][128]`, then V as
+/// `[128][256]`.
+pub(super) fn attended_over(q: &[f32], blocks: &[(&[u16], std::ops::Range<usize>)]) -> Vec<f32> {
     let scale = 1.0 / (HEAD as f32).sqrt();
     let (mut top, mut total, mut out) = (f32::NEG_INFINITY, 0.0f32, vec![0.0f32; HEAD]);
-    for block in first / BLOCK_LEN..end.div_ceil(BLOCK_LEN) {
-        let memory = &kv[(1 - block) * 2 * BLOCK_LEN * HEAD..][..2 * BLOCK_LEN * HEAD];
+    for (memory, seen) in blocks {
         let half = |at: usize| f16::from_bits(memory[at]).to_f32();
-        let seen = first.max(block * BLOCK_LEN) - block * BLOCK_LEN
-            ..end.min((block + 1) * BLOCK_LEN) - block * BLOCK_LEN;
         let mut p = [f32::NEG_INFINITY; BLOCK_LEN];
-        for j in seen {
+        for j in seen.clone() {
             p[j] = (0..HEAD).fold(0.0f32, |s, d| q[d].mul_add(half(j * HEAD + d), s)) * scale;
         }
         let m = p.iter().fold(f32::NEG_INFINITY, |a, &b| if a > b { a } else { b });

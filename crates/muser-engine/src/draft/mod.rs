@@ -47,6 +47,8 @@ pub(crate) struct DraftRounds {
     batch: DraftBatch,
     /// Logits of all proposals of the round, shaped: what proposals were really drawn from.
     logits: Vec<f32>,
+    /// The proposals of a round in which nobody needs these.
+    largest: Vec<Option<u32>>,
     /// Who decodes, and for how many proposals.
     slots: Vec<usize>,
     drafting: Vec<Drafting>,
@@ -80,6 +82,7 @@ impl DraftRounds {
             acceptance: Acceptance::of_all(),
             batch: DraftBatch::default(),
             logits: Vec::new(),
+            largest: Vec::new(),
             slots: Vec::with_capacity(config.parallel),
             drafting: Vec::with_capacity(config.parallel),
             chosen: Vec::with_capacity(config.parallel),
@@ -214,7 +217,20 @@ impl Driver {
             draft.batch.push(anchor, position as u32, proposals as u32, kv.sliding_first() as u32, table);
         }
         let executor = &mut self.executor;
-        let result = catch_unwind(AssertUnwindSafe(|| executor.draft(&draft.batch, &mut draft.logits)));
+        let exact = draft.sampling == DraftSampling::Exact;
+        // Nobody shapes the logits of a proposal or draws from them: then the largest are enough.
+        let largest_alone =
+            draft.slots.iter().zip(&draft.chosen).filter(|(_, n)| **n > 0).all(|(&slot, _)| {
+                let sequence = self.scheduler.slots[slot].as_ref();
+                sequence.is_none_or(|s| !s.shapes_logits() && (exact || s.task.sampling.is_greedy()))
+            });
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            if largest_alone {
+                executor.draft_largest(&draft.batch, &mut draft.logits, &mut draft.largest)
+            } else {
+                executor.draft(&draft.batch, &mut draft.logits)
+            }
+        }));
         if !matches!(result, Ok(Ok(()))) {
             // Text does not depend on drafts: go on without them.
             Metrics::add(&self.shared.metrics.draft_errors, 1);
@@ -225,6 +241,10 @@ impl Driver {
         }
         for (&slot, &proposals) in draft.slots.iter().zip(&draft.chosen) {
             if let Some(sequence) = self.scheduler.slots[slot].as_mut().filter(|_| proposals > 0) {
+                if largest_alone {
+                    take_proposals(sequence, &draft.largest[sequence.draft_row..][..proposals]);
+                    continue;
+                }
                 let rows = &mut draft.logits[sequence.draft_row * self.vocab..][..proposals * self.vocab];
                 propose(sequence, &mut self.sampler, &mut self.mask, draft.sampling, rows, self.vocab);
             }
@@ -237,6 +257,17 @@ impl Driver {
             draft.lengths.draft.note(rows, took);
         }
         self.shared.metrics.draft_time.record(took);
+    }
+}
+
+/// Takes a sequence's proposals as they are.
+fn take_proposals(sequence: &mut Sequence, ids: &[Option<u32>]) {
+    for &id in ids {
+        let Some(id) = id else { break };
+        sequence.drafts.push(id);
+        if sequence.task.stop_ids.contains(&id) {
+            break;
+        }
     }
 }
 

@@ -9,11 +9,11 @@ pub struct Candidate {
     pub value: f32,
 }
 
-/// The order of candidates: higher value first, lower id first among equals. A total order, so that every selection has
-/// one result.
+/// The order of candidates: higher value first, lower id first among equals (zeros of either sign are). A total order, so
+/// that every selection has one result.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "the shape that sorting wants")]
 pub(crate) fn by_rank(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
-    b.value.total_cmp(&a.value).then(a.id.cmp(&b.id))
+    (b.value + 0.0).total_cmp(&(a.value + 0.0)).then(a.id.cmp(&b.id))
 }
 
 /// Leaves the `k` highest logits in `out`, best first. `out` keeps its memory: no allocation once it has held `2 k`.

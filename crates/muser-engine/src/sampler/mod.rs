@@ -122,14 +122,32 @@ impl Sampler {
             return argmax(logits);
         }
         self.distribution(params, logits)?;
-        let u = rng::uniform(key.seed, key.index, key.position, rng::Stream::Sample);
-        pick(&self.candidates, u)
+        pick(&self.candidates, sample_number(key))
+    }
+
+    /// [`Sampler::draw`] for logits of which only the `top_k` highest are at hand, as top-k would sort them: the same token.
+    pub(crate) fn draw_among(
+        &mut self,
+        params: &SamplingParams,
+        highest: &[(u32, f32)],
+        key: DrawKey,
+    ) -> Option<u32> {
+        self.candidates.clear();
+        self.candidates.extend(highest.iter().map(|&(id, value)| Candidate { id, value }));
+        self.cut_candidates(params);
+        self.weigh_candidates(params)?;
+        pick(&self.candidates, sample_number(key))
     }
 
     /// Steps 5 and 6: the candidates left, the best first, with their weights (relative, the best has 1) as values. `None`
     /// when no token is left.
     pub fn distribution(&mut self, params: &SamplingParams, logits: &[f32]) -> Option<&[Candidate]> {
         self.filter(params, logits);
+        self.weigh_candidates(params)
+    }
+
+    /// Step 6.
+    fn weigh_candidates(&mut self, params: &SamplingParams) -> Option<&[Candidate]> {
         let best = self.candidates.first()?.value;
         let inverse = 1.0 / params.temperature.max(SamplingParams::GREEDY_BELOW);
         for candidate in &mut self.candidates {
@@ -140,17 +158,27 @@ impl Sampler {
 
     /// Leaves in `candidates` what top-k, top-p and min-p let through, the best first, values are logits.
     fn filter(&mut self, params: &SamplingParams, logits: &[f32]) {
-        let top_p = f64::from(params.top_p);
         if params.top_k > 0 {
             top_k(logits, params.top_k as usize, &mut self.candidates);
-            if top_p < 1.0 {
-                let best = self.candidates.first().map_or(0.0, |c| c.value);
-                let total: f64 = self.candidates.iter().map(|c| weight(c.value, best)).sum();
-                cut_at_mass(&mut self.candidates, best, top_p * total);
-            }
+            self.cut_candidates(params);
         } else {
-            self.filter_all(top_p, logits);
+            self.filter_all(f64::from(params.top_p), logits);
+            self.apply_min_p(params);
         }
+    }
+
+    /// Top-p and min-p over what top-k has left.
+    fn cut_candidates(&mut self, params: &SamplingParams) {
+        let top_p = f64::from(params.top_p);
+        if top_p < 1.0 {
+            let best = self.candidates.first().map_or(0.0, |c| c.value);
+            let total: f64 = self.candidates.iter().map(|c| weight(c.value, best)).sum();
+            cut_at_mass(&mut self.candidates, best, top_p * total);
+        }
+        self.apply_min_p(params);
+    }
+
+    fn apply_min_p(&mut self, params: &SamplingParams) {
         if params.min_p > 0.0
             && let Some(best) = self.candidates.first().copied()
         {
@@ -236,6 +264,11 @@ fn cut_at_mass(candidates: &mut Vec<Candidate>, best: f32, mass: f64) {
     if let Some(last) = last {
         candidates.truncate(last + 1);
     }
+}
+
+/// The number that draws a token.
+fn sample_number(key: DrawKey) -> f64 {
+    rng::uniform(key.seed, key.index, key.position, rng::Stream::Sample)
 }
 
 /// Picks from weighted candidates with a number in `[0, 1)`.

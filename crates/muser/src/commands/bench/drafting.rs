@@ -317,6 +317,17 @@ impl StandIn {
         z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
         ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
     }
+
+    /// Proposals that are right as often as they should be.
+    fn overrule(&mut self, batch: &DraftBatch) -> Vec<u32> {
+        let vocab = self.inner.info().vocab as u32;
+        let known = Arc::clone(&self.known);
+        let known = known.lock().unwrap_or_else(PoisonError::into_inner);
+        let places =
+            batch.seqs().iter().flat_map(|seq| (1..=seq.proposals as usize).map(|i| seq.pos as usize + i));
+        let right = places.map(|at| known.ids.get(at).copied().unwrap_or(0));
+        right.map(|id| if self.draw() < self.accept { id } else { (id + 1) % vocab }).collect()
+    }
 }
 
 impl Executor for StandIn {
@@ -343,22 +354,31 @@ impl Executor for StandIn {
     fn draft(&mut self, batch: &DraftBatch, logits: &mut Vec<f32>) -> Result<(), ExecError> {
         self.inner.draft(batch, logits)?;
         let vocab = self.inner.info().vocab;
-        let known = Arc::clone(&self.known);
-        let known = known.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut rows = logits.chunks_exact_mut(vocab);
-        for seq in batch.seqs() {
-            for (i, row) in rows.by_ref().take(seq.proposals as usize).enumerate() {
-                let right = known.ids.get(seq.pos as usize + 1 + i).map_or(0, |&id| id as usize);
-                let proposal = if self.draw() < self.accept { right } else { (right + 1) % vocab };
-                // Above every soft cap; the engine takes the highest.
-                row[proposal] = 1e4;
-            }
+        for (row, id) in logits.chunks_exact_mut(vocab).zip(self.overrule(batch)) {
+            // Above every soft cap; the engine takes the highest.
+            row[id as usize] = 1e4;
         }
         Ok(())
     }
 
     fn read_bandwidth(&self) -> Result<Option<f64>, ExecError> {
         self.inner.read_bandwidth()
+    }
+
+    fn draft_largest(
+        &mut self,
+        batch: &DraftBatch,
+        scratch: &mut Vec<f32>,
+        ids: &mut Vec<Option<u32>>,
+    ) -> Result<(), ExecError> {
+        self.inner.draft_largest(batch, scratch, ids)?;
+        ids.clear();
+        ids.extend(self.overrule(batch).into_iter().map(Some));
+        Ok(())
+    }
+
+    fn most_candidates(&self) -> usize {
+        self.inner.most_candidates()
     }
 
     fn export_block(&self, group: KvGroup, block: BlockId, dst: &mut [u8]) -> Result<(), ExecError> {

@@ -1,0 +1,108 @@
+//! What a step does for the draft: from the target's residual stream of a row to the draft's K and V of its position.
+//!
+//! ```text
+//! features = residual stream at the input of the target layers, one after the other      quantised as it is tapped
+//! g        = rms(fc features) * enc.output_norm
+//! K, V     = rope(rms_head(Wk g) * attn_k_norm), Wv g       for every draft layer, into the sliding blocks
+//! ```
+
+use std::sync::Arc;
+
+use muser_kv::KvGroup;
+use muser_model::DflashConfig;
+
+use super::weights::DraftWeights;
+use super::{Drafter, layer_halves};
+use crate::CudaError;
+use crate::driver::{Buffer, Context, Launch};
+use crate::forward::{Activations, Walk};
+use crate::kernels::{DraftHeadArgs, DraftNormArgs, DraftTapArgs};
+
+/// Working memory of a step's rows.
+pub(super) struct ExtendBuffers {
+    act_features: Activations,
+    /// Output of `fc`.
+    mapped: Buffer<f32>,
+    act_mapped: Activations,
+    /// K and V of all layers.
+    kv: Buffer<f32>,
+}
+
+impl ExtendBuffers {
+    pub(super) fn new(
+        context: &Arc<Context>,
+        c: &DflashConfig,
+        weights: &DraftWeights,
+        rows: usize,
+    ) -> Result<Self, CudaError> {
+        let features = c.target_layers.len() * c.hidden;
+        Ok(Self {
+            act_features: Activations::new(context, rows, features, &[&weights.fc])?,
+            mapped: Buffer::new(context, weights.fc.output_len(rows), "the draft's features")?,
+            act_mapped: Activations::new(context, rows, c.hidden, &[&weights.context])?,
+            kv: Buffer::new(context, weights.context.output_len(rows), "the draft's context")?,
+        })
+    }
+}
+
+impl Drafter {
+    /// Takes the residual stream at the input of a layer, if the draft reads it there.
+    pub(crate) fn tap(&self, walk: &Walk<'_>, layer: usize) -> Result<(), CudaError> {
+        let Some(place) = self.config.target_layers.iter().position(|l| *l == layer) else { return Ok(()) };
+        let (n, blocks) = (walk.shape.n, self.config.hidden / 256);
+        let args = DraftTapArgs {
+            h: walk.scratch.h.at(0),
+            act: walk.products.input(&self.weights.fc, self.extend.act_features.act, n),
+            hidden: self.config.hidden as u32,
+            first_block: (place * blocks) as u32,
+        };
+        let grid = (blocks.div_ceil(4) as u32, n as u32);
+        walk.stream.launch(&self.kernels.tap, Launch::new(grid, 128), &args)
+    }
+
+    /// After the layers: K and V of all rows, or zeros in their place.
+    pub(crate) fn extend(&self, walk: &Walk<'_>) -> Result<(), CudaError> {
+        let (n, c, w, b) = (walk.shape.n, &self.config, &self.weights, &self.extend);
+        let kv_width = c.kv_width();
+        let computed = walk.shape.context;
+        if computed {
+            let features = walk.products.input(&w.fc, b.act_features.act, n);
+            walk.products.multiply(walk.stream, &w.fc, features, b.mapped.at(0), n)?;
+            let mapped = walk.products.input(&w.context, b.act_mapped.act, n);
+            let norm = DraftNormArgs {
+                part: b.mapped.at(0),
+                w: w.enc_output_norm,
+                act: mapped,
+                segments: w.fc.output_segments(n),
+                n: n as u32,
+                hidden: c.hidden as u32,
+                eps: c.rms_eps,
+                ..DraftNormArgs::default()
+            };
+            let shape = Launch::new((n as u32, 1), (c.hidden / 8) as u32);
+            walk.stream.launch(&self.kernels.norm, shape, &norm)?;
+            walk.products.multiply(walk.stream, &w.context, mapped, b.kv.at(0), n)?;
+        }
+        let layers = w.layers.len();
+        let heads = DraftHeadArgs {
+            part: if computed { b.kv.at(0) } else { 0 },
+            k_norms: w.k_norms,
+            angles: self.angles.at(0),
+            positions: walk.data.positions(),
+            slots: walk.data.slots(KvGroup::Sliding),
+            kv: walk.sliding.memory.at(2 * self.first_plane),
+            block_halves: walk.sliding.block_halves,
+            layer_halves: layer_halves(c) as u64,
+            segments: w.context.output_segments(n),
+            n: n as u32,
+            width: w.context.out_rows as u32,
+            kv_heads: c.kv_heads as u32,
+            layers: layers as u32,
+            v_at: (layers * kv_width) as u32,
+            eps: c.rms_eps,
+            ..DraftHeadArgs::default()
+        };
+        let grid = ((2 * layers * c.kv_heads).div_ceil(4) as u32, n as u32);
+        walk.stream.launch(&self.kernels.heads, Launch::new(grid, 128), &heads)
+    }
+}

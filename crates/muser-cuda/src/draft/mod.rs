@@ -1,0 +1,149 @@
+//! The DFlash draft on the card: weights, planes in the sliding blocks, working memory.
+//!
+//! Two things are done with it, both with the CPU backend's bits when they are given the same features. Every step extends
+//! the draft's context ([`extend`]): the target's residual stream at the input of a few layers becomes the draft's K and V
+//! of the same positions, in planes that lie behind the target's own in each sliding block; nothing leaves the card. A round
+//! ([`round`]) reads that context and proposes; its own K and V lie in blocks of its own ([`round_data`]).
+//!
+//! Attention of a round is the exact kernel of `attention_exact.cu` with either attention of the target: a round has few rows
+//! and a window, so the tensor cores would save nothing that shows.
+
+mod extend;
+mod round;
+mod round_data;
+mod weights;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use muser_backend::DraftInfo;
+use muser_kv::BLOCK_LEN;
+use muser_model::{DflashConfig, Draft};
+
+use crate::CudaError;
+use crate::driver::{Buffer, Context, Function, Graph};
+use crate::executor::Kernels;
+use extend::ExtendBuffers;
+use round::RoundBuffers;
+pub(crate) use round::RoundTarget;
+use round_data::{RoundData, RoundShape};
+use weights::DraftWeights;
+
+/// Revision of the draft's context arithmetic, the CPU backend's; blocks that hold a draft's planes also name the draft.
+pub(crate) const DRAFT_ROUTE: &str = "dflash-1";
+
+/// Most rows of a round, where a block has no more: 16 sequences of 8.
+const ROUND_ROWS: usize = 128;
+
+/// Kernels besides those of the target.
+struct DraftKernels {
+    tap: Function,
+    embed: Function,
+    norm: Function,
+    heads: Function,
+}
+
+/// A draft that has been taken in.
+pub(crate) struct Drafter {
+    // Dropped in order: graphs before the memory that they name.
+    graphs: HashMap<RoundShape, Graph>,
+    data: RoundData,
+    round: RoundBuffers,
+    extend: ExtendBuffers,
+    weights: DraftWeights,
+    kernels: DraftKernels,
+    config: DflashConfig,
+    /// cos and sin, laid out like the target's.
+    angles: Buffer<f32>,
+    /// f16 values of a sliding block before the draft's planes.
+    first_plane: usize,
+}
+
+impl Drafter {
+    /// Loads the draft's weights. `rows` is the most rows of a step, `first_plane` the f16 values that a sliding block has
+    /// without a draft.
+    pub(crate) fn new(
+        context: &Arc<Context>,
+        kernels: &Kernels,
+        draft: &Draft,
+        rows: usize,
+        first_plane: usize,
+        angles: Buffer<f32>,
+    ) -> Result<Self, CudaError> {
+        let config = draft.config.clone();
+        let weights = DraftWeights::load(context, draft, &kernels.repack()?)?;
+        Ok(Self {
+            graphs: HashMap::new(),
+            data: RoundData::new(context, &config)?,
+            round: RoundBuffers::new(context, &config, &weights)?,
+            extend: ExtendBuffers::new(context, &config, &weights, rows)?,
+            kernels: DraftKernels {
+                tap: kernels.get("draft_tap")?,
+                embed: kernels.get("draft_embed")?,
+                norm: kernels.get("draft_norm")?,
+                heads: kernels.get("draft_heads")?,
+            },
+            weights,
+            config,
+            angles,
+            first_plane,
+        })
+    }
+
+    /// Drops what names the addresses of KV blocks.
+    pub(crate) fn forget_graphs(&mut self) {
+        self.graphs.clear();
+    }
+
+    /// What the engine may ask for.
+    pub(crate) fn info(&self) -> DraftInfo {
+        DraftInfo { max_proposals: self.config.max_draft(), window: self.config.window }
+    }
+
+    /// Products, for whoever plans their working memory.
+    pub(crate) fn products(&self) -> impl Iterator<Item = &crate::matrix::Product> {
+        self.weights.products()
+    }
+}
+
+/// f16 values of one draft layer in a block.
+pub(crate) fn layer_halves(c: &DflashConfig) -> usize {
+    2 * c.kv_width() * BLOCK_LEN
+}
+
+/// Most rows of a round.
+fn round_rows(c: &DflashConfig) -> usize {
+    ROUND_ROWS.max(c.block_size)
+}
+
+/// Tokens of an attention tile.
+fn tile_tokens(c: &DflashConfig) -> usize {
+    16 / (c.heads / c.kv_heads)
+}
+
+/// Shapes that the kernels are written for.
+pub(crate) fn check_shapes(c: &DflashConfig) -> Result<(), CudaError> {
+    let refuse = |what: String| Err(CudaError::Unsupported(format!("draft: {what}")));
+    if c.head_dim != 128 {
+        return refuse(format!("heads of {} values, the kernels need 128", c.head_dim));
+    }
+    if c.kv_heads == 0 || !c.heads.is_multiple_of(c.kv_heads) || !16usize.is_multiple_of(c.heads / c.kv_heads)
+    {
+        return refuse(format!(
+            "{} query heads on {} KV heads, the kernels need a divisor of 16 on each",
+            c.heads, c.kv_heads
+        ));
+    }
+    for (what, value) in [("hidden size", c.hidden), ("FFN width", c.ffn), ("query width", c.q_width())] {
+        if value == 0 || !value.is_multiple_of(256) {
+            return refuse(format!("{what} {value}, the kernels need a multiple of 256"));
+        }
+    }
+    if c.block_size > BLOCK_LEN || c.block_size > c.window {
+        return refuse(format!(
+            "blocks of {} rows, the kernels need at most {BLOCK_LEN} and the window, {}",
+            c.block_size, c.window
+        ));
+    }
+    Ok(())
+}

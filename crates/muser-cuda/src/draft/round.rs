@@ -1,0 +1,299 @@
+//! A draft round: the block forward of several sequences at once, from anchors to proposals.
+//!
+//! A sequence has a row for its anchor and one for each proposal. Rows of one block see each other, all of them, besides the
+//! context before the anchor: attention is that of the context's blocks followed by one more. Rounds of up to 16 rows run as
+//! graphs, one for each number of rows and proposals.
+
+use std::sync::Arc;
+
+use muser_backend::DraftBatch;
+use muser_model::DflashConfig;
+
+use super::round_data::{RoundShape, most_parts, most_sequences};
+use super::weights::{DraftLayerOnDevice, DraftWeights};
+use super::{Drafter, layer_halves, round_rows};
+use crate::CudaError;
+use crate::driver::{Buffer, Context, Launch, Stream};
+use crate::forward::{
+    Activations, EXACT_SHARED_BYTES, EXACT_THREADS, KvPool, PART_VALUES, RowKernels, Scratch, TOP_ROWS,
+    logit_launch,
+};
+use crate::kernels::{
+    CombineArgs, DraftEmbedArgs, DraftHeadArgs, DraftNormArgs, ExactArgs, LogitArgs, SiluArgs,
+};
+use crate::matrix::{FEW_ROWS, Product, ProductKernels};
+use crate::weights::Weights;
+
+/// Working memory of a round's rows.
+pub(super) struct RoundBuffers {
+    h: Buffer<f32>,
+    attn_in: Buffer<f32>,
+    projected: Buffer<f32>,
+    ffn_in: Buffer<f32>,
+    q: Buffer<f32>,
+    part_o: Buffer<f32>,
+    part_ml: Buffer<f32>,
+    /// K and V of one layer at a time, a block for each sequence. Zeroed: attention multiplies what it masks by 0.
+    own: Buffer<u16>,
+    act_hidden: Activations,
+    act_attention: Activations,
+    act_ffn: Activations,
+}
+
+impl RoundBuffers {
+    pub(super) fn new(
+        context: &Arc<Context>,
+        c: &DflashConfig,
+        weights: &DraftWeights,
+    ) -> Result<Self, CudaError> {
+        let rows = round_rows(c);
+        let of =
+            |pick: fn(&DraftLayerOnDevice) -> &Product| weights.layers.iter().map(pick).collect::<Vec<_>>();
+        let longest = |products: &[&Product]| products.iter().map(|p| p.output_len(rows)).max().unwrap_or(0);
+        let f32s = |len: usize| Buffer::<f32>::new(context, len, "rows of the draft");
+        let (attn_in, attn_out) = (of(|l| &l.attn_in), of(|l| &l.attn_out));
+        let (ffn_in, down) = (of(|l| &l.ffn_in), of(|l| &l.ffn_down));
+        let parts = most_parts(c);
+        Ok(Self {
+            h: f32s(rows * c.hidden)?,
+            attn_in: f32s(longest(&attn_in))?,
+            projected: f32s(longest(&[&attn_out[..], &down].concat()))?,
+            ffn_in: f32s(longest(&ffn_in))?,
+            q: f32s(rows * c.q_width())?,
+            part_o: f32s(parts * PART_VALUES)?,
+            part_ml: f32s(parts * 16 * 2)?,
+            own: Buffer::zeroed(context, most_sequences(c) * layer_halves(c), "K and V of drafted blocks")?,
+            act_hidden: Activations::new(context, rows, c.hidden, &[&attn_in[..], &ffn_in].concat())?,
+            act_attention: Activations::new(context, rows, c.q_width(), &attn_out)?,
+            act_ffn: Activations::new(context, rows, c.ffn, &down)?,
+        })
+    }
+}
+
+/// What a round uses of its target.
+pub(crate) struct RoundTarget<'a> {
+    pub(crate) stream: &'a Stream,
+    pub(crate) products: &'a ProductKernels,
+    pub(crate) rows: &'a RowKernels,
+    pub(crate) weights: &'a Weights,
+    pub(crate) scratch: &'a Scratch,
+    pub(crate) sliding: &'a KvPool,
+    pub(crate) multiprocessors: u32,
+    pub(crate) graphs: bool,
+    pub(crate) vocab: usize,
+    pub(crate) logit_scale: f32,
+    pub(crate) softcap: f32,
+}
+
+/// A round that has run.
+pub(crate) struct Round {
+    pub(crate) rows: usize,
+    pub(crate) proposals: usize,
+    /// The first sequence that is left over.
+    pub(crate) next: usize,
+    /// Are the proposals there?
+    pub(crate) proposed: bool,
+}
+
+impl Drafter {
+    /// Runs the sequences from `first` on, as many as fit; what is left is [`Self::propose`], unless a graph had it in it.
+    pub(crate) fn round(
+        &mut self,
+        target: &RoundTarget<'_>,
+        batch: &DraftBatch,
+        first: usize,
+    ) -> Result<Round, CudaError> {
+        let (shape, next) = self.data.fill(batch, first);
+        let RoundShape { rows, proposals } = shape;
+        self.data.upload(target.stream)?;
+        if rows > FEW_ROWS || !target.graphs {
+            self.layers(target, rows)?;
+            return Ok(Round { rows, proposals, next, proposed: false });
+        }
+        if !self.graphs.contains_key(&shape) {
+            let graph = target.stream.capture(|| {
+                self.layers(target, rows)?;
+                self.propose(target, rows, 0, proposals)
+            })?;
+            self.graphs.insert(shape, graph);
+        }
+        target.stream.replay(&self.graphs[&shape])?;
+        Ok(Round { rows, proposals, next, proposed: true })
+    }
+
+    fn layers(&self, target: &RoundTarget<'_>, n: usize) -> Result<(), CudaError> {
+        let (c, b) = (&self.config, &self.round);
+        let stream = target.stream;
+        let embed = DraftEmbedArgs {
+            table: target.weights.embedding.at(0),
+            inputs: self.data.inputs(),
+            h: b.h.at(0),
+            row_bytes: target.weights.embedding_row_bytes as u64,
+            type_id: target.weights.embedding_type.id(),
+            hidden: c.hidden as u32,
+        };
+        // Nothing runs before the round's data has arrived: later kernels read it before they wait.
+        let grid = ((c.hidden / 256).div_ceil(4) as u32, n as u32);
+        stream.launch(&self.kernels.embed, Launch { overlap: false, ..Launch::new(grid, 128) }, &embed)?;
+        let input = |product: &Product, act: &Activations| target.products.input(product, act.act, n);
+        let mut before: Option<&Product> = None;
+        for (index, layer) in self.weights.layers.iter().enumerate() {
+            let act = input(&layer.attn_in, &b.act_hidden);
+            self.norm(target, before, n, DraftNormArgs { w: layer.attn_norm, act, ..self.all_rows(n) })?;
+            target.products.multiply(stream, &layer.attn_in, act, b.attn_in.at(0), n)?;
+            self.attention(target, index, n)?;
+            let act = input(&layer.attn_out, &b.act_attention);
+            target.products.multiply(stream, &layer.attn_out, act, b.projected.at(0), n)?;
+            let act = input(&layer.ffn_in, &b.act_hidden);
+            let norm = DraftNormArgs { w: layer.ffn_norm, act, ..self.all_rows(n) };
+            self.norm(target, Some(&layer.attn_out), n, norm)?;
+            target.products.multiply(stream, &layer.ffn_in, act, b.ffn_in.at(0), n)?;
+            let act = input(&layer.ffn_down, &b.act_ffn);
+            let silu = SiluArgs {
+                part: b.ffn_in.at(0),
+                act,
+                segments: layer.ffn_in.output_segments(n),
+                n: n as u32,
+                ffn: c.ffn as u32,
+            };
+            let grid = ((c.ffn / 256).div_ceil(4) as u32, n as u32);
+            stream.launch(&target.rows.silu, Launch::new(grid, 128), &silu)?;
+            target.products.multiply(stream, &layer.ffn_down, act, b.projected.at(0), n)?;
+            before = Some(&layer.ffn_down);
+        }
+        Ok(())
+    }
+
+    /// Logits of proposals `from .. from + count` (at most [`TOP_ROWS`]) of a round of `rows` rows, into the target's scratch
+    /// memory, and the largest of each.
+    pub(crate) fn propose(
+        &self,
+        target: &RoundTarget<'_>,
+        rows: usize,
+        from: usize,
+        count: usize,
+    ) -> Result<(), CudaError> {
+        debug_assert!(count <= TOP_ROWS, "the caller cuts");
+        let (s, output) = (target.scratch, &target.weights.output);
+        let act = target.products.input(output, s.act_top.act, count);
+        let norm = DraftNormArgs {
+            w: self.weights.output_norm,
+            rows: self.data.top(from),
+            best: s.best.at(0),
+            act,
+            ..self.all_rows(rows)
+        };
+        self.norm(target, self.weights.layers.last().map(|l| &l.ffn_down), count, norm)?;
+        target.products.multiply(target.stream, output, act, s.top.at(0), count)?;
+        let args = LogitArgs {
+            part: s.top.at(0),
+            logits: s.logits.at(0),
+            best: s.best.at(0),
+            segments: output.output_segments(count),
+            n: count as u32,
+            out_rows: output.out_rows as u32,
+            vocab: target.vocab as u32,
+            scale: target.logit_scale,
+            cap: target.softcap,
+        };
+        target.stream.launch(&target.rows.logits, logit_launch(target.vocab, count), &args)
+    }
+
+    fn all_rows(&self, n: usize) -> DraftNormArgs {
+        let c = &self.config;
+        DraftNormArgs {
+            h: self.round.h.at(0),
+            n: n as u32,
+            hidden: c.hidden as u32,
+            eps: c.rms_eps,
+            ..DraftNormArgs::default()
+        }
+    }
+
+    /// Adds the output of the product `before` to the residual stream and norms `count` rows.
+    fn norm(
+        &self,
+        target: &RoundTarget<'_>,
+        before: Option<&Product>,
+        count: usize,
+        args: DraftNormArgs,
+    ) -> Result<(), CudaError> {
+        let args = DraftNormArgs {
+            part: before.map_or(0, |_| self.round.projected.at(0)),
+            segments: before.map_or(0, |product| product.output_segments(args.n as usize)),
+            ..args
+        };
+        let shape = Launch::new((count as u32, 1), args.hidden / 8);
+        target.stream.launch(&self.kernels.norm, shape, &args)
+    }
+
+    fn attention(&self, target: &RoundTarget<'_>, index: usize, n: usize) -> Result<(), CudaError> {
+        let (c, b, layer) = (&self.config, &self.round, &self.weights.layers[index]);
+        let stream = target.stream;
+        let (heads, kv_heads) = (c.heads as u32, c.kv_heads as u32);
+        let (q_width, kv_width) = (c.q_width() as u32, c.kv_width() as u32);
+        let own_halves = layer_halves(c) as u64;
+        let head_args = DraftHeadArgs {
+            part: b.attn_in.at(0),
+            q_norm: layer.q_norm,
+            k_norms: self.weights.k_norms + (index * 128 * size_of::<f32>()) as u64,
+            angles: self.angles.at(0),
+            positions: self.data.positions(),
+            slots: self.data.slots(),
+            q: b.q.at(0),
+            kv: b.own.at(0),
+            block_halves: own_halves,
+            layer_halves: 0,
+            segments: layer.attn_in.output_segments(n),
+            n: n as u32,
+            width: layer.attn_in.out_rows as u32,
+            heads,
+            kv_heads,
+            layers: 1,
+            k_at: q_width,
+            v_at: q_width + kv_width,
+            eps: c.rms_eps,
+            ..DraftHeadArgs::default()
+        };
+        let grid = ((heads + 2 * kv_heads).div_ceil(4), n as u32);
+        stream.launch(&self.kernels.heads, Launch::new(grid, 128), &head_args)?;
+
+        let attend = ExactArgs {
+            q: b.q.at(0),
+            kv: target.sliding.memory.at(2 * (self.first_plane + index * layer_halves(c))),
+            block_halves: target.sliding.block_halves,
+            tiles: self.data.tiles(),
+            counts: self.data.counts(),
+            tables: self.data.tables(),
+            part_o: b.part_o.at(0),
+            part_ml: b.part_ml.at(0),
+            heads,
+            kv_heads,
+            group: heads / kv_heads,
+            window: c.window as u32,
+            scale: 1.0 / (c.head_dim as f32).sqrt(),
+            own: b.own.at(0),
+            own_halves,
+            ends: self.data.ends(),
+            ..ExactArgs::default()
+        };
+        let shape = Launch {
+            shared_bytes: EXACT_SHARED_BYTES,
+            ..Launch::new((target.multiprocessors * 2, 1), EXACT_THREADS)
+        };
+        stream.launch(&target.rows.exact_split, shape, &attend)?;
+
+        let combine = CombineArgs {
+            part_o: b.part_o.at(0),
+            part_l: b.part_ml.at(0),
+            tiles: self.data.tiles(),
+            row_tile: self.data.row_tile(),
+            act: target.products.input(&layer.attn_out, b.act_attention.act, n),
+            n: n as u32,
+            group: heads / kv_heads,
+            ..CombineArgs::default()
+        };
+        let grid = (q_width / 256, n as u32);
+        stream.launch(&target.rows.exact_combine, Launch::new(grid, 256), &combine)
+    }
+}
