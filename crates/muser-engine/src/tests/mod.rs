@@ -5,4 +5,5 @@ mod basics;
 mod drafts;
 mod prefix;
 mod schedules;
+mod shortcuts;
 mod threads;
