@@ -14,6 +14,8 @@
 // `attend_split` computes blocks in parallel and leaves the additions to `attend_combine`; `attend_many` (prefill) walks
 // them in turn. Same units, same additions, same bits. Masked positions have P = 0 exactly, and V is finite.
 //
+// Rows of a sequence's first block are left to attention_short.cu: no tile holds them (NO_TILE).
+//
 // Fragments are 16-byte loads: the k index of an mma may be permuted freely if both operands agree. For Q K^T a lane
 // takes 8 consecutive dims of a row, for P V 16 consecutive positions of a dim (V is stored transposed per block):
 // column c of S tile j is position 16 (c >> 1) + 2 j + (c & 1).
@@ -98,23 +100,22 @@ DEVICE void unit_scores(float (&s)[8][4], const uint4 (&q)[4][2], u32 ks, int g,
 }
 
 DEVICE void unit_softmax(float (&s)[8][4], u32 (&a)[4][4], float (&w)[2], float (&l)[2], int pos0, const Rows2& rows, int t) {
-  const float none = __int_as_float(0xFF800000);
 #pragma unroll
   for (int h = 0; h < 2; h++) {
-    float m = none;
+    float m = NEG_INF;
 #pragma unroll
     for (int j = 0; j < 8; j++) {
 #pragma unroll
       for (int e = 0; e < 2; e++) {
         const int pos = pos0 + 16 * t + 2 * j + e;
         float& x = s[j][2 * h + e];
-        x = pos >= rows.lo[h] && pos <= rows.hi[h] ? x : none;
+        x = pos >= rows.lo[h] && pos <= rows.hi[h] ? x : NEG_INF;
         m = fmaxf(m, x);
       }
     }
     m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
     m = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
-    const bool any = m > none;
+    const bool any = m > NEG_INF;
     float sum = 0.f;
 #pragma unroll
     for (int j = 0; j < 8; j++) {
@@ -413,7 +414,7 @@ struct CombineArgs {
   const float* part_o;
   const float* part_l;
   const Tile* tiles;
-  const u32* row_tile;  // per row
+  const u32* row_tile;  // per row; NO_TILE: its result is already there
   const float* qkvg;    // [segments][n][width], gate at gate_at
   Act act;              // k = heads * 128
   u32 segments, n, width, gate_at, group;
@@ -430,7 +431,12 @@ extern "C" __global__ void __launch_bounds__(256, 4) attend_combine(const __grid
   constexpr int SLOT = 260;
   pdl_launch();
   const int kb = blockIdx.x, r = blockIdx.y, i = threadIdx.x, head = kb * 2 + (i >> 7), d = i & 127;
-  const Tile tile = load_tile(p.tiles + __ldcg(p.row_tile + r));
+  const u32 index = __ldcg(p.row_tile + r);
+  if (index == NO_TILE) {
+    pdl_wait();
+    return;
+  }
+  const Tile tile = load_tile(p.tiles + index);
   const int kv_head = head / (int)p.group, parts = tile.parts;
   const int m = (r - (int)tile.row) * (int)p.group + head % (int)p.group;
   const u64 part = tile.part + (u64)kv_head * parts;
@@ -489,12 +495,13 @@ extern "C" __global__ void __launch_bounds__(256, 4) attend_combine(const __grid
 extern "C" __global__ void __launch_bounds__(128) attend_gate(const __grid_constant__ CombineArgs p) {
   pdl_launch();
   const int kb = blockIdx.x * 4 + (threadIdx.x >> 5), r = blockIdx.y, lane = threadIdx.x & 31;
-  if (kb * 256 >= (int)p.act.k) {
+  const u32 index = __ldcg(p.row_tile + r);
+  if (kb * 256 >= (int)p.act.k || index == NO_TILE) {
     pdl_wait();
     return;
   }
   const int head = kb * 2 + (lane >> 4), d = (lane & 15) * 8;
-  const Tile tile = load_tile(p.tiles + __ldcg(p.row_tile + r));
+  const Tile tile = load_tile(p.tiles + index);
   const int kv_head = head / (int)p.group, parts = tile.parts;
   const int m = (r - (int)tile.row) * (int)p.group + head % (int)p.group;
   const u64 part = tile.part + (u64)kv_head * parts;

@@ -32,7 +32,6 @@ struct ExactArgs {
 
 constexpr int THREADS = 256;
 constexpr int P_STRIDE = 260;
-#define NEG_INF __int_as_float(0xFF800000)
 
 struct Shared {
   u8 kv[65536];
@@ -66,11 +65,6 @@ DEVICE void load_queries(Shared& sh, const ExactArgs& p, const Tile& tile, int k
     const int m = i >> 7, d = i & 127, tok = m / (int)p.group, head = kv_head * (int)p.group + m % (int)p.group;
     sh.q[d][m] = tok < (int)tile.count ? __ldcg(p.q + ((u64)(tile.row + tok) * p.heads + head) * 128 + d) : 0.f;
   }
-}
-
-DEVICE void unpack8(float (&f)[8], uint4 v) {
-  f[0] = low_half(v.x); f[1] = high_half(v.x); f[2] = low_half(v.y); f[3] = high_half(v.y);
-  f[4] = low_half(v.z); f[5] = high_half(v.z); f[6] = low_half(v.w); f[7] = high_half(v.w);
 }
 
 // One block: leaves m and l of each query in `sh` and o of dims dp, dp + 64 for 4 queries in registers. Begins and ends

@@ -211,11 +211,12 @@ struct RopeArgs {
   const u32* positions;  // per row
   const u32* slots;      // per row: block id * 256 + position in the block
   u16* q;                // [n][heads][128], scaled
-  float* q_exact;        // the same in f32 without scale, for attention without tensor cores; or null
+  float* q_exact;        // in place of q for positions below exact_below: f32, not scaled, for attention in the CPU's order
   u16* kv;               // first block of the group, at this layer's place
   u64 block_halves;      // f16 values from one block to the next
   u32 segments, n, heads, kv_heads, width, k_at, v_at;
   float eps, q_scale;
+  u32 exact_below;
 };
 
 // q = f16(rope(rms(q) * w) * q_scale); K and V of each row go to their block:
@@ -227,10 +228,10 @@ extern "C" __global__ void __launch_bounds__(128) rope_rows(const __grid_constan
   const int H = p.heads, KV = p.kv_heads;
   const bool is_q = head < H, is_v = head >= H + KV;
   // Nothing in a step writes these: read before the wait.
-  const u32 slot = __ldcg(p.slots + row), inside = slot & 255;
+  const u32 slot = __ldcg(p.slots + row), inside = slot & 255, position = __ldcg(p.positions + row);
   const float4 w = *(const float4*)((is_q ? p.q_norm : p.k_norm) + lane * 4);
   float4 cs = make_float4(1.f, 0.f, 1.f, 0.f);
-  if (p.angles) cs = *(const float4*)(p.angles + (u64)__ldcg(p.positions + row) * 64 + lane * 2);
+  if (p.angles) cs = *(const float4*)(p.angles + (u64)position * 64 + lane * 2);
   pdl_wait();
   if (head >= H + 2 * KV) return;
   const u32 at = is_q ? head * 128 : is_v ? p.v_at + (head - H - KV) * 128 : p.k_at + (head - H) * 128;
@@ -266,7 +267,7 @@ extern "C" __global__ void __launch_bounds__(128) rope_rows(const __grid_constan
     x[2] = __fsub_rn(__fmul_rn(c, cs.z), __fmul_rn(d, cs.w));
     x[3] = __fadd_rn(__fmul_rn(c, cs.w), __fmul_rn(d, cs.z));
   }
-  if (is_q && p.q_exact) {
+  if (is_q && position < p.exact_below) {
     *(float4*)(p.q_exact + ((u64)row * H + head) * 128 + lane * 4) = make_float4(x[0], x[1], x[2], x[3]);
   } else if (is_q) {
     uint2 o;

@@ -31,11 +31,11 @@ use crate::kernels::{FILES, ReadArgs, Tuning};
 use crate::matrix::{FEW_ROWS, Product, ProductKernels, Tile};
 use crate::nvrtc;
 use crate::selftest::{self, Card};
-use crate::step_data::{AttentionLimits, StepData, StepShape};
+use crate::step_data::{AttentionLimits, FIRST_BLOCK, StepData, StepShape};
 use crate::weights::{LayerOnDevice, Weights};
 
 /// Revision of the arithmetic: part of the numeric route. Raise it when any bit of any result may change.
-const ROUTE_REVISION: u32 = 2;
+const ROUTE_REVISION: u32 = 3;
 /// Largest bound on `|log2` score`|` for which the sums of attention cannot overflow, see `kernels/attention.cu`.
 const MAX_LOG2_SCORE: f32 = 90.0;
 /// Block table entries of a step of few rows, to begin with.
@@ -70,10 +70,11 @@ pub enum Prefill {
 /// How attention is computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Attention {
-    /// On tensor cores, whose rounding no other processor can follow.
+    /// Rows of a sequence's first block (256 positions) as the CPU backend defines it, so that short texts are the same on
+    /// both; later rows on tensor cores, whose rounding no other processor can follow.
     #[default]
     Fast,
-    /// Operation by operation as the CPU backend defines it: same logits, same K and V. Slower in prefill and at depth.
+    /// All rows as the CPU backend defines it, operation by operation: same logits, same K and V. Slower in prefill and at depth.
     Exact,
 }
 
@@ -193,6 +194,7 @@ impl CudaExecutor {
             kv_heads: geometry.kv_heads,
             many_warps: tuning.many_warps as usize,
             split_parts: FEW_ROWS * (geometry.context / BLOCK_LEN + 1) * geometry.kv_heads,
+            short_below: if options.attention == Attention::Fast { FIRST_BLOCK } else { 0 },
         };
         let rows = RowKernels {
             embed: kernels.get("embed_rows")?,
@@ -207,6 +209,11 @@ impl CudaExecutor {
             many: kernels.get("attend_many")?,
             combine: kernels.get("attend_combine")?,
             gate: kernels.get("attend_gate")?,
+            short: [
+                kernels.get("attend_short_1")?,
+                kernels.get("attend_short_2")?,
+                kernels.get("attend_short_8")?,
+            ],
             exact_split: kernels.get("exact_split")?,
             exact_walk: kernels.get("exact_walk")?,
             exact_combine: kernels.get("exact_combine")?,
@@ -673,7 +680,8 @@ fn scratch(
         chosen: Buffer::new(context, TOP_ROWS * select.chunks * select.most, "the largest logits")?,
         sorted: Buffer::new(context, TOP_ROWS * select.most, "the largest logits")?,
         hidden: f32s(TOP_ROWS * g.hidden, "hidden states")?,
-        q: Buffer::new(context, max_rows * g.q_width() * (1 + exact), "queries")?,
+        q: Buffer::new(context, max_rows * g.q_width() * (1 - exact), "queries")?,
+        q_exact: f32s(max_rows * g.q_width(), "queries")?,
         part_o: f32s(parts * PART_VALUES, "attention sums")?,
         part_l: f32s(parts * 16 * (1 + exact), "attention sums")?,
         embeddings: f32s(max_rows * g.hidden, "embedding rows")?,

@@ -1,7 +1,7 @@
 //! The walk through the layers: which kernel runs on which buffers, in order. Everything that is launched here can be
 //! recorded into a graph: no allocation, no host work that depends on results.
 
-use muser_kv::KvGroup;
+use muser_kv::{BLOCK_LEN, KvGroup};
 use muser_model::Geometry;
 
 use crate::CudaError;
@@ -9,11 +9,11 @@ use crate::draft::Drafter;
 use crate::driver::{Buffer, Function, Launch, Stream};
 use crate::executor::Attention;
 use crate::kernels::{
-    Act, AttnArgs, CombineArgs, EmbedArgs, ExactArgs, LogitArgs, NormArgs, RopeArgs, SelectArgs, SiluArgs,
-    TapArgs, Tuning,
+    Act, AttnArgs, CombineArgs, EmbedArgs, ExactArgs, LogitArgs, NormArgs, RopeArgs, SelectArgs, ShortArgs,
+    SiluArgs, TapArgs, Tuning,
 };
 use crate::matrix::{Product, ProductKernels};
-use crate::step_data::{StepData, StepShape};
+use crate::step_data::{FIRST_BLOCK, StepData, StepShape};
 use crate::weights::Weights;
 
 /// Most rows whose logits are computed at a time.
@@ -28,6 +28,10 @@ pub(crate) const COMBINE_RING_BYTES: u32 = 3 * 32 * 260 * 4;
 /// Shared memory of attention without tensor cores (`struct Shared` in `attention_exact.cu`) and its threads.
 pub(crate) const EXACT_SHARED_BYTES: u32 = 65536 + 128 * 16 * 4 + 16 * 260 * 4 + 4 * 16 * 4;
 pub(crate) const EXACT_THREADS: u32 = 256;
+
+/// Threads of attention in a sequence's first block, and the rows up to which it takes two heads a CTA.
+const SHORT_THREADS: u32 = 256;
+const SHORT_FEW_ROWS: usize = 32;
 
 /// CTAs that share a row in the norm kernel, for long rows.
 const NORM_CLUSTER: u32 = 4;
@@ -46,6 +50,8 @@ pub(crate) struct RowKernels {
     pub(crate) many: Function,
     pub(crate) combine: Function,
     pub(crate) gate: Function,
+    /// For 1, 2 and 8 query heads of a KV head.
+    pub(crate) short: [Function; 3],
     pub(crate) exact_split: Function,
     pub(crate) exact_walk: Function,
     pub(crate) exact_combine: Function,
@@ -72,8 +78,10 @@ pub(crate) struct Scratch {
     pub(crate) sorted: Buffer<u64>,
     /// `[TOP_ROWS][hidden]`
     pub(crate) hidden: Buffer<f32>,
-    /// `[rows][heads][128]` f16; f32 for exact attention
+    /// `[rows][heads][128]` for tensor cores.
     pub(crate) q: Buffer<u16>,
+    /// The same for attention in the CPU's order.
+    pub(crate) q_exact: Buffer<f32>,
     pub(crate) part_o: Buffer<f32>,
     /// Sums; for exact attention maxima and sums.
     pub(crate) part_l: Buffer<f32>,
@@ -127,6 +135,20 @@ pub(crate) fn value_of_rank(rank: u64) -> f32 {
         _ if bits >> 31 == 1 => f32::from_bits(bits & 0x7FFF_FFFF),
         _ => f32::from_bits(!bits),
     }
+}
+
+/// Which of `attend_short_1`, `_2` and `_8`, and its shape, for `rows` rows: few rows are spread over more CTAs.
+pub(crate) fn short_launch(args: &ShortArgs, rows: usize) -> (usize, Launch) {
+    let (variant, queries) = match args.group {
+        1 => (0, 1),
+        group if group.is_multiple_of(8) && rows > SHORT_FEW_ROWS => (2, 8),
+        _ => (1, 2),
+    };
+    let heads = queries.max(2);
+    // `struct Shared`: a block of K or V, queries, probabilities, outputs, sums, maxima.
+    let shared_bytes = 65536 + 4 * (queries * (128 + 260 + 8) + heads * (128 + 1));
+    let shape = Launch { shared_bytes, ..Launch::new((args.heads / heads, rows as u32), SHORT_THREADS) };
+    (variant, shape)
 }
 
 /// The id in a rank of `logit_rows`; `None` if a logit was not finite.
@@ -383,7 +405,7 @@ impl Walk<'_> {
             positions: self.data.positions(),
             slots: self.data.slots(group),
             q: s.q.at(0),
-            q_exact: if self.attention == Attention::Exact { s.q.at(0) } else { 0 },
+            q_exact: s.q_exact.at(0),
             kv,
             block_halves,
             segments,
@@ -395,6 +417,10 @@ impl Walk<'_> {
             v_at: 2 * q_width + kv_width,
             eps: g.rms_eps,
             q_scale: std::f32::consts::LOG2_E / (g.head_dim as f32).sqrt(),
+            exact_below: match self.attention {
+                Attention::Fast => FIRST_BLOCK,
+                Attention::Exact => u32::MAX,
+            },
         };
         let grid = ((heads + 2 * kv_heads).div_ceil(4), n as u32);
         self.stream.launch(&self.rows.rope, Launch::new(grid, 128), &rope)?;
@@ -412,6 +438,9 @@ impl Walk<'_> {
             gate_at: q_width + kv_width,
             group: heads / kv_heads,
         };
+        if self.shape.short > 0 {
+            self.attend_short(sliding, kv, block_halves, &combine)?;
+        }
         match self.attention {
             Attention::Fast => self.attend_fast(sliding, kv, block_halves, combine),
             Attention::Exact => self.attend_exact(sliding, kv, block_halves, combine),
@@ -460,11 +489,46 @@ impl Walk<'_> {
         }
         if self.shape.groups > 0 {
             let grid = ((q_width / 256).div_ceil(4), n as u32);
-            return self.stream.launch(&self.rows.gate, Launch::new(grid, 128), &combine);
+            self.stream.launch(&self.rows.gate, Launch::new(grid, 128), &combine)?;
+        } else if self.shape.split {
+            let shape =
+                Launch { shared_bytes: COMBINE_RING_BYTES, ..Launch::new((q_width / 256, n as u32), 256) };
+            self.stream.launch(&self.rows.combine, shape, &combine)?;
         }
-        let shape =
-            Launch { shared_bytes: COMBINE_RING_BYTES, ..Launch::new((q_width / 256, n as u32), 256) };
-        self.stream.launch(&self.rows.combine, shape, &combine)
+        Ok(())
+    }
+
+    /// Rows of the first block of their sequence.
+    fn attend_short(
+        &self,
+        sliding: bool,
+        kv: u64,
+        block_halves: u64,
+        combine: &CombineArgs,
+    ) -> Result<(), CudaError> {
+        let (g, n, rows) = (self.geometry, self.shape.n, self.shape.short);
+        let group = if sliding { KvGroup::Sliding } else { KvGroup::Full };
+        let args = ShortArgs {
+            q: self.scratch.q_exact.at(0),
+            kv,
+            block_halves,
+            rows: self.data.short(),
+            slots: self.data.slots(group),
+            qkvg: combine.qkvg,
+            act: combine.act,
+            segments: combine.segments,
+            n: combine.n,
+            width: combine.width,
+            gate_at: combine.gate_at,
+            heads: g.heads as u32,
+            kv_heads: g.kv_heads as u32,
+            group: combine.group,
+            window: if sliding { g.window as u32 } else { 0 },
+            recent: n.min(BLOCK_LEN) as u32,
+            scale: 1.0 / (g.head_dim as f32).sqrt(),
+        };
+        let (variant, shape) = short_launch(&args, rows);
+        self.stream.launch(&self.rows.short[variant], shape, &args)
     }
 
     fn attend_exact(
@@ -478,7 +542,7 @@ impl Walk<'_> {
         let group = if sliding { KvGroup::Sliding } else { KvGroup::Full };
         let group_tiles = self.tuning.many_warps;
         let attend = ExactArgs {
-            q: s.q.at(0),
+            q: s.q_exact.at(0),
             kv,
             block_halves,
             tiles: self.data.tiles(group),

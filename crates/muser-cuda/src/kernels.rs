@@ -24,7 +24,7 @@ pub const HEADERS: [(&str, &str); 4] = [
 ];
 
 /// All kernel files.
-pub const FILES: [KernelFile; 10] = [
+pub const FILES: [KernelFile; 11] = [
     KernelFile {
         name: "matmul_few",
         source: include_str!("../kernels/matmul_few.cu"),
@@ -86,6 +86,12 @@ pub const FILES: [KernelFile; 10] = [
         name: "attention_exact",
         source: include_str!("../kernels/attention_exact.cu"),
         kernels: &["exact_split", "exact_walk", "exact_combine"],
+        only_for: None,
+    },
+    KernelFile {
+        name: "attention_short",
+        source: include_str!("../kernels/attention_short.cu"),
+        kernels: &["attend_short_1", "attend_short_2", "attend_short_8"],
         only_for: None,
     },
     KernelFile {
@@ -238,7 +244,7 @@ args! {
     RopeArgs {
         part: u64, q_norm: u64, k_norm: u64, angles: u64, positions: u64, slots: u64, q: u64, q_exact: u64, kv: u64,
         block_halves: u64, segments: u32, n: u32, heads: u32, kv_heads: u32, width: u32, k_at: u32, v_at: u32, eps: f32,
-        q_scale: f32,
+        q_scale: f32, exact_below: u32,
     }
     /// `logit_rows`
     LogitArgs { part: u64, logits: u64, best: u64, segments: u32, n: u32, out_rows: u32, vocab: u32, scale: f32, cap: f32 }
@@ -276,6 +282,11 @@ args! {
         q: u64, kv: u64, block_halves: u64, tiles: u64, groups: u64, counts: u64, tables: u64, part_o: u64, part_ml: u64,
         heads: u32, kv_heads: u32, group: u32, window: u32, group_tiles: u32, scale: f32, own: u64, own_halves: u64,
         ends: u64,
+    }
+    /// `attend_short_*`
+    ShortArgs {
+        q: u64, kv: u64, block_halves: u64, rows: u64, slots: u64, qkvg: u64, act: Act, segments: u32, n: u32, width: u32,
+        gate_at: u32, heads: u32, kv_heads: u32, group: u32, window: u32, recent: u32, scale: f32,
     }
     /// `attend_combine`, `exact_combine`
     CombineArgs {

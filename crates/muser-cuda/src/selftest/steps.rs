@@ -11,9 +11,12 @@ use super::products::sample;
 use crate::CudaError;
 use crate::driver::{Buffer, Launch};
 use crate::forward::{
-    Activations, COMBINE_RING_BYTES, EXACT_SHARED_BYTES, EXACT_THREADS, id_of_rank, logit_launch, norm_launch,
+    Activations, COMBINE_RING_BYTES, EXACT_SHARED_BYTES, EXACT_THREADS, id_of_rank, logit_launch,
+    norm_launch, short_launch,
 };
-use crate::kernels::{AttnArgs, CombineArgs, ExactArgs, LogitArgs, NormArgs, RopeArgs, SiluArgs, Tuning};
+use crate::kernels::{
+    AttnArgs, CombineArgs, ExactArgs, LogitArgs, NormArgs, RopeArgs, ShortArgs, SiluArgs, Tuning,
+};
 use crate::matrix::{Part, Product, Tile};
 
 pub(super) const HEAD: usize = 128;
@@ -34,6 +37,11 @@ pub(super) fn check(card: &Card<'_>, random: &mut Random) -> Result<usize, CudaE
     compared += logits(card, random)?;
     for window in [0, 100] {
         compared += attention(card, window, random)?;
+    }
+    for (kv_heads, group) in [(1, 16), (2, 2), (2, 1)] {
+        for (position, window) in [(0, 0), (41, 0), (41, 17), (127, 0), (128, 0), (255, 0), (255, 100)] {
+            compared += short_attention(card, (kv_heads, group), (position, window), random)?;
+        }
     }
     Ok(compared)
 }
@@ -206,7 +214,8 @@ fn rope(card: &Card<'_>, exact: bool, random: &mut Random) -> Result<usize, Cuda
         positions: data_on.at(0),
         slots: data_on.at(2),
         q: q_on.at(0),
-        q_exact: if exact { q_on.at(0) } else { 0 },
+        q_exact: q_on.at(0),
+        exact_below: if exact { u32::MAX } else { 0 },
         kv: kv_on.at(0),
         block_halves: block_halves as u64,
         segments: segments as u32,
@@ -412,6 +421,70 @@ fn attention(card: &Card<'_>, window: usize, random: &mut Random) -> Result<usiz
             });
         }
         compared += found.len();
+    }
+    Ok(compared)
+}
+
+/// One row in the first block of its sequence, which is block 1 in memory.
+fn short_attention(
+    card: &Card<'_>,
+    (kv_heads, group): (usize, usize),
+    (position, window): (usize, usize),
+    random: &mut Random,
+) -> Result<usize, CudaError> {
+    let heads = kv_heads * group;
+    let width = heads * HEAD;
+    let (q, gate) = (row(random, width), row(random, width));
+    let half = BLOCK_LEN * HEAD;
+    let per_head: Vec<Vec<u16>> = (0..kv_heads)
+        .map(|_| row(random, 4 * half).iter().map(|v| f16::from_f32(*v).to_bits()).collect())
+        .collect();
+    // Blocks hold K of all heads, then V of all heads.
+    let kv: Vec<u16> = (0..4)
+        .flat_map(|part| per_head.iter().flat_map(move |h| &h[part * half..][..half]))
+        .copied()
+        .collect();
+    let first = if window == 0 { 0 } else { (position + 1).saturating_sub(window) };
+    let expected: Vec<f32> = (0..heads)
+        .flat_map(|head| attended(&q[head * HEAD..][..HEAD], &per_head[head / group], first, position + 1))
+        .zip(&gate)
+        .map(|(o, g)| o * arith::sigmoid(*g))
+        .collect();
+    let codes = quantised(&expected);
+
+    let floats = |values: &[f32]| Buffer::from_slice(card.context, values, "self-test rows");
+    let (q_on, gate_on) = (floats(&q)?, floats(&gate)?);
+    let kv_on = Buffer::from_slice(card.context, &kv, "self-test KV")?;
+    let data_on = Buffer::from_slice(card.context, &[0, (BLOCK_LEN + position) as u32], "self-test data")?;
+    let target = activations(card, 1, width)?;
+    let mut compared = 0;
+    // Few rows and many; what was written before this step is fetched before the wait.
+    for (rows, recent) in [(1, 1), (1, BLOCK_LEN), (1000, 16)] {
+        let args = ShortArgs {
+            q: q_on.at(0),
+            kv: kv_on.at(0),
+            block_halves: (2 * kv_heads * half) as u64,
+            rows: data_on.at(0),
+            slots: data_on.at(1),
+            qkvg: gate_on.at(0),
+            act: target.act,
+            segments: 1,
+            n: 1,
+            width: width as u32,
+            gate_at: 0,
+            heads: heads as u32,
+            kv_heads: kv_heads as u32,
+            group: group as u32,
+            window: window as u32,
+            recent: recent as u32,
+            scale: 1.0 / (HEAD as f32).sqrt(),
+        };
+        let (variant, shape) = short_launch(&args, rows);
+        let name = ["attend_short_1", "attend_short_2", "attend_short_8"][variant];
+        let shape = Launch { grid: (shape.grid.0, 1), ..shape };
+        card.stream.launch(&card.kernels.get(name)?, shape, &args)?;
+        card.stream.synchronize()?;
+        compared += same(name, "output", &codes, &dequantised(&target, 1)?)?;
     }
     Ok(compared)
 }
