@@ -32,6 +32,14 @@ pub enum ExecError {
         /// What it said.
         what: String,
     },
+    /// The device or this process's hold on it is gone: every later call would fail, too.
+    #[error("device {device} is lost to this process, restart it to use the device again: {what}")]
+    Lost {
+        /// Device that was lost.
+        device: String,
+        /// What was noticed.
+        what: String,
+    },
     /// The caller broke the contract of [`crate::StepBatch`]: a bug in the engine, not in the input.
     #[error("bug: invalid step: {0}")]
     InvalidBatch(String),

@@ -89,6 +89,9 @@ impl CudaError {
             Self::OutOfMemory { what, needed, available } => {
                 ExecError::OutOfMemory { device: device.to_owned(), what, needed, available }
             }
+            Self::Lost { call, what } => {
+                ExecError::Lost { device: device.to_owned(), what: format!("{call}: {what}") }
+            }
             other => ExecError::Device { device: device.to_owned(), what: other.to_string() },
         }
     }

@@ -46,6 +46,8 @@ pub(crate) struct Shared {
     epoch: Instant,
     next_id: AtomicU64,
     thread: OnceLock<Thread>,
+    /// Why no step can succeed any more.
+    pub(crate) lost: OnceLock<String>,
 }
 
 impl Shared {
@@ -63,6 +65,7 @@ impl Shared {
             epoch: Instant::now(),
             next_id: AtomicU64::new(1),
             thread: OnceLock::new(),
+            lost: OnceLock::new(),
             limits,
         }
     }
@@ -243,6 +246,12 @@ impl EngineHandle {
     /// The figures now.
     pub fn metrics(&self) -> MetricsSnapshot {
         self.owner.shared.metrics.snapshot()
+    }
+
+    /// Why every request fails from now on until the process is started anew: the device is gone. `None` as long as it
+    /// works.
+    pub fn lost(&self) -> Option<&str> {
+        self.owner.shared.lost.get().map(String::as_str)
     }
 
     /// What each slot is doing.

@@ -35,6 +35,10 @@ impl Driver {
             Ok(Err(error)) => {
                 Metrics::add(&self.shared.metrics.step_errors, 1);
                 tracing::error!(%error, "a step failed");
+                if matches!(error, ExecError::Lost { .. }) {
+                    // Set once: the first reason is the one that counts.
+                    let _ = self.shared.lost.set(error.to_string());
+                }
                 Some(RequestError::Device(error.to_string()))
             }
             Err(panic) => {

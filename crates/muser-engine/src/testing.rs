@@ -194,6 +194,7 @@ pub(crate) enum Fault {
     Device = 1,
     Panic = 2,
     NotANumber = 3,
+    Lost = 4,
 }
 
 pub(crate) struct ScriptedExecutor {
@@ -333,6 +334,7 @@ impl Executor for ScriptedExecutor {
         match fault {
             1 => return Err(ExecError::Device { device: "scripted".into(), what: "as told".into() }),
             2 => panic!("as told"),
+            4 => return Err(ExecError::Lost { device: "scripted".into(), what: "as told".into() }),
             3 => out.logits.fill(f32::NAN),
             _ => {}
         }

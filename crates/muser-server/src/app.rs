@@ -141,12 +141,16 @@ impl App {
         now
     }
 
-    /// The model, or 503.
+    /// The model, or 503 while it loads, once the server stops and once the device is lost.
     pub fn loaded(&self) -> Result<&Arc<Loaded>, ApiError> {
         if self.stopping.load(Ordering::Relaxed) {
             return Err(ApiError::unavailable("The server is stopping"));
         }
-        self.loaded.get().ok_or_else(|| ApiError::unavailable("The model is being loaded"))
+        let loaded = self.loaded.get().ok_or_else(|| ApiError::unavailable("The model is being loaded"))?;
+        match loaded.backend.lost() {
+            Some(reason) => Err(ApiError::unavailable(reason)),
+            None => Ok(loaded),
+        }
     }
 
     /// The model, if it is loaded, also while stopping.

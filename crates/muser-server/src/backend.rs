@@ -92,6 +92,11 @@ pub trait Backend: Send + Sync + 'static {
     /// Ends all running requests as cancelled and takes no more.
     fn cut_off(&self);
 
+    /// Why no request can succeed until the process is started anew; `None` as long as the device works.
+    fn lost(&self) -> Option<String> {
+        None
+    }
+
     /// Words about backend and device, for `/props` and the page.
     fn device(&self) -> String;
 }

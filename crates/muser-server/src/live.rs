@@ -24,6 +24,10 @@ impl Backend for LiveEngine {
         Ok(EventStream { seed: submission.seed(), events: Box::pin(submission) })
     }
 
+    fn lost(&self) -> Option<String> {
+        self.engine.lost().map(str::to_owned)
+    }
+
     fn snapshot(&self) -> Snapshot {
         let now = self.engine.metrics();
         let slots = self.engine.slots();

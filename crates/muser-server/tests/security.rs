@@ -188,6 +188,25 @@ async fn a_full_queue_is_429_with_a_time() {
 }
 
 #[tokio::test]
+async fn a_server_whose_device_is_gone_says_so_and_stays() {
+    let engine = Scripted::new(|_| Script::saying(SAYS));
+    let lost = std::sync::Arc::clone(&engine.lost);
+    let server = Running::scripted(ServerConfig::default(), engine).await;
+    assert_eq!(get(server.address, "/health").await.status, 200);
+    *lost.lock().expect("lock") = Some("the card is lost to this process".to_owned());
+    for path in ["/health", "/v1/health", "/v1/models"] {
+        let answer = get(server.address, path).await;
+        assert_eq!(answer.status, 503, "{path}");
+        assert!(answer.text().contains("the card is lost"), "{}", answer.text());
+    }
+    let chat = json!({"messages": [{"role": "user", "content": "a"}]});
+    assert_eq!(post(server.address, "/v1/chat/completions", &chat).await.status, 503);
+    // Operators still read the figures.
+    assert_eq!(get(server.address, "/metrics").await.status, 200);
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn a_server_that_loads_says_so() {
     let server = Running::empty(ServerConfig::default()).await;
     for path in ["/health", "/v1/models", "/metrics", "/props"] {

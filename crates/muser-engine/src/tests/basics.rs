@@ -522,6 +522,20 @@ fn a_failed_step_fails_its_requests_and_the_engine_goes_on() {
 }
 
 #[test]
+fn a_lost_device_is_remembered() {
+    let mut bench = bench();
+    bench.ask(greedy(stem(1, 40), 1));
+    assert!(bench.driver.shared().lost.get().is_none());
+    let mut submission = bench.submit(greedy(stem(1, 42), 50)).expect("good");
+    bench.fail_step(0, Fault::Lost);
+    let answer = bench.finish(&mut submission);
+    let Some(RequestError::Device(what)) = answer.failure() else { panic!("{:?}", answer.failure()) };
+    assert!(what.contains("lost to this process"), "{what}");
+    assert_eq!(bench.driver.shared().lost.get(), Some(what));
+    bench.assert_balanced();
+}
+
+#[test]
 fn what_left_the_device_comes_back_from_host_memory() {
     // The device holds one prompt, host memory two.
     let config = EngineConfig {

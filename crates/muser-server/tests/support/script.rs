@@ -59,6 +59,8 @@ pub struct Scripted {
     pub cancelled: Arc<AtomicUsize>,
     /// Tokens given out in all.
     pub tokens: Arc<AtomicUsize>,
+    /// Why the device is gone.
+    pub lost: Arc<Mutex<Option<String>>>,
     /// Requests beyond this number are refused.
     pub places: usize,
     /// What a context holds.
@@ -76,6 +78,7 @@ impl Scripted {
             cancelled: Arc::default(),
             tokens: Arc::default(),
             places: 1000,
+            lost: Arc::default(),
             context: super::CONTEXT,
         }
     }
@@ -131,6 +134,10 @@ impl Backend for Scripted {
     }
 
     fn cut_off(&self) {}
+
+    fn lost(&self) -> Option<String> {
+        self.lost.lock().expect("lock").clone()
+    }
 
     fn device(&self) -> String {
         "a script".into()
