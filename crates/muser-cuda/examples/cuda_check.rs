@@ -11,7 +11,7 @@
 //! cuda_check greedy MODEL [TOKENS]      greedy ids of ten prompts against the CPU backend, with either attention
 //! cuda_check same MODEL [POSITIONS]     exact attention against the CPU backend: logits and KV bytes of random ids
 //! cuda_check speed MODEL NAME COMMIT DATE  decode and prefill against a plain read of device memory, as a receipt
-//! cuda_check quick MODEL                a few of these figures in seconds, to compare variants
+//! cuda_check quick MODEL [prefill]      a few of these figures in seconds, to compare variants
 //! cuda_check options MODEL              what exact attention costs, and what leaving the logits on the card saves
 //! cuda_check step MODEL SEQS ROWS DEPTH two steps of SEQS sequences of ROWS rows, kernel by kernel, for a profiler
 //! ```
@@ -68,7 +68,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         (Some("synth"), Some(file)) => make(file)?,
         (Some("greedy"), Some(model)) => greedy(&Model::load(model)?, number(2, 64)?)?,
         (Some("same"), Some(model)) => same(&Model::load(model)?, number(2, 1100)?)?,
-        (Some("quick"), Some(model)) => quick(&Model::load(model)?)?,
+        (Some("quick"), Some(model)) => quick(&Model::load(model)?, arg(2) == Some("prefill"))?,
         (Some("step"), Some(model)) => {
             step(&Model::load(model)?, number(2, 1)?, number(3, 1)?, number(4, 0)?)?
         }
@@ -255,13 +255,15 @@ fn speed(model: &Model) -> Outcome {
     }))
 }
 
-fn quick(model: &Model) -> Outcome {
+fn quick(model: &Model, only_prefill: bool) -> Outcome {
     let g = &model.geometry;
     let mut executor = CudaExecutor::new(model, defaults())?;
     let mut tests = Vec::new();
     let deepest = 131_008.min(g.context - 64);
-    for (depth, rows) in [(0, 1), (0, 4), (0, 8), (0, 16), (8192, 1), (deepest, 1)] {
-        let ms = median(&decode_ms(&mut executor, g, depth.min(deepest), rows, LOGITS)?);
+    let decoded: &[(usize, usize)] =
+        &[(0, 1), (0, 4), (0, 8), (0, 16), (200, 1), (300, 1), (8192, 1), (deepest, 1)];
+    for &(depth, rows) in if only_prefill { &[] } else { decoded } {
+        let ms = median(&decode_ms(&mut executor, g, depth.min(deepest), rows, LARGEST)?);
         tests.push(format!("decode {rows} at {depth}: {ms:.3} ms, {:.1} tok/s", rows as f64 * 1e3 / ms));
     }
     for (depth, count) in [(0, 2048), (30_720, 2048)] {

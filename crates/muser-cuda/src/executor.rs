@@ -181,7 +181,7 @@ impl CudaExecutor {
         if std::env::var_os(selftest::SKIP_VARIABLE).is_none() {
             let card = Card { context: &context, kernels: &kernels, products: &products, stream: &stream };
             let start = std::time::Instant::now();
-            let compared = selftest::at_start(&card, &weight_types(model))?.compared;
+            let compared = selftest::at_start(&card, &weight_types(model), options.prefill)?.compared;
             tracing::debug!(compared, seconds = start.elapsed().as_secs_f64(), "kernels are right");
         }
         let weights = Weights::load(&context, model, &kernels.repack()?)?;

@@ -311,6 +311,11 @@ impl ProductKernels {
         }
     }
 
+    /// Are weights of many-row products rounded to 8 bits?
+    pub(crate) fn rounds(&self) -> bool {
+        self.wide.as_ref().is_some_and(|wide| wide.prefill == Prefill::Fast)
+    }
+
     /// Makes room for what products of many rows keep beside the weights.
     pub(crate) fn reserve<'a>(
         &mut self,

@@ -5,6 +5,7 @@
 
 mod draft;
 mod products;
+mod rounded;
 mod steps;
 
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use muser_gguf::GgmlType;
 
 use crate::CudaError;
 use crate::driver::{Context, Stream};
-use crate::executor::Kernels;
+use crate::executor::{Kernels, Prefill};
 use crate::matrix::{AnyKind, ProductKernels};
 use products::Extent;
 
@@ -37,12 +38,24 @@ pub fn run(index: usize) -> Result<Report, CudaError> {
     let card = Card { context: &context, kernels: &kernels, products: &products, stream: &stream };
     let mut random = Random::new(7);
     let compared = products::check(&card, &products::all_types(), Extent::FULL, &mut random)?;
+    let compared = compared + rounding(&card, &rounded::TYPES, &mut random)?;
     let steps = steps::check(&card, &mut random)? + draft::select(&card, &mut random)?;
     Ok(Report { compared: compared + steps + draft::check(&card, &mut random)? })
 }
 
+/// Products of many rows with weights rounded to 8 bits, where the card has kernels for that.
+fn rounding(card: &Card<'_>, types: &[GgmlType], random: &mut Random) -> Result<usize, CudaError> {
+    let mut products = card.kernels.products(card.context)?;
+    products.set_prefill(Prefill::Fast);
+    if !products.rounds() {
+        return Ok(0);
+    }
+    let types: Vec<_> = types.iter().filter(|ty| rounded::TYPES.contains(ty)).map(|ty| vec![*ty]).collect();
+    products::check(&Card { products: &products, ..*card }, &types, Extent::ROUNDED, random)
+}
+
 /// The short form, for products of these weight types.
-pub(crate) fn at_start(card: &Card<'_>, types: &[GgmlType]) -> Result<Report, CudaError> {
+pub(crate) fn at_start(card: &Card<'_>, types: &[GgmlType], prefill: Prefill) -> Result<Report, CudaError> {
     let mut random = Random::new(8);
     let mut products: Vec<Vec<GgmlType>> =
         types.iter().filter(|ty| AnyKind::of(**ty).is_some()).map(|ty| vec![*ty]).collect();
@@ -50,7 +63,10 @@ pub(crate) fn at_start(card: &Card<'_>, types: &[GgmlType]) -> Result<Report, Cu
     if pair.iter().all(|ty| types.contains(ty)) {
         products.push(pair.to_vec());
     }
-    let compared = products::check(card, &products, Extent::BRIEF, &mut random)?;
+    let mut compared = products::check(card, &products, Extent::BRIEF, &mut random)?;
+    if prefill == Prefill::Fast {
+        compared += rounding(card, types, &mut random)?;
+    }
     let steps = steps::check(card, &mut random)? + draft::select(card, &mut random)?;
     Ok(Report { compared: compared + steps })
 }

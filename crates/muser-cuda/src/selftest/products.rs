@@ -9,6 +9,7 @@ use muser_backend::conformance::Random;
 use muser_gguf::{GgmlType, dequantize_row, mxfp4_scale, nvfp4_scale};
 
 use super::Card;
+use super::rounded::RoundedRow;
 use crate::CudaError;
 use crate::driver::{Buffer, Launch};
 use crate::forward::Activations;
@@ -52,6 +53,8 @@ impl Extent {
     pub(super) const FULL: Self = Self { tokens: &TOKENS, rows: 88, k: 1280 };
     /// Every kernel variant once.
     pub(super) const BRIEF: Self = Self { tokens: &[1, 7, 12, 40], rows: 40, k: 768 };
+    /// Many rows, for weights rounded to 8 bits: two blocks of tokens, the second partly filled.
+    pub(super) const ROUNDED: Self = Self { tokens: &[40, 150], rows: 88, k: 768 };
 }
 
 /// Types of [`all_types`] that a product may have.
@@ -144,7 +147,7 @@ impl Bench<'_> {
         }
         let small = product.wants_small_blocks();
         let name = types.iter().map(|t| t.name()).collect::<Vec<_>>().join("+");
-        let expected = Expected::new(&matrices, self.x, k, small);
+        let expected = Expected::new(&matrices, self.x, k, small, products.rounds());
 
         let most = self.x.len() / k;
         let activations = Activations::new(context, most, k, &[&product])?;
@@ -224,7 +227,13 @@ struct Expected {
 }
 
 impl Expected {
-    fn new(matrices: &[(GgmlType, usize, usize, Vec<u8>)], x: &[f32], k: usize, small: bool) -> Self {
+    fn new(
+        matrices: &[(GgmlType, usize, usize, Vec<u8>)],
+        x: &[f32],
+        k: usize,
+        small: bool,
+        rounded: bool,
+    ) -> Self {
         let block_len = if small { 32 } else { 256 };
         let mut q = vec![0i8; x.len()];
         let d: Vec<f32> =
@@ -241,13 +250,14 @@ impl Expected {
                     columns.push(x.chunks(k).map(|x| float_product(&w, x)).collect());
                     continue;
                 }
+                let codes = q.chunks(k).zip(d.chunks(k / block_len));
+                if rounded {
+                    let row = RoundedRow::new(*ty, bytes);
+                    columns.push(codes.map(|(q, d)| row.product(q, d)).collect());
+                    continue;
+                }
                 let row = ScalarRow::new(*ty, bytes, k);
-                columns.push(
-                    q.chunks(k)
-                        .zip(d.chunks(k / block_len))
-                        .map(|(q, d)| row.product(q, d, block_len))
-                        .collect(),
-                );
+                columns.push(codes.map(|(q, d)| row.product(q, d, block_len)).collect());
             }
         }
         let tokens = x.len() / k;
