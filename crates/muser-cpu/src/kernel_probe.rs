@@ -21,6 +21,9 @@ use crate::memory::HugeBuffer;
 use crate::pool::Pool;
 use crate::probe::ReadBandwidth;
 
+/// Weights that a thread goes through in one measurement.
+const SLICE_BYTES: usize = 4 << 20;
+
 /// A matrix of one type and threads to multiply with it.
 pub struct KernelProbe {
     buffer: HugeBuffer,
@@ -80,7 +83,8 @@ impl KernelProbe {
         })
     }
 
-    /// Multiplies with `rows` activation rows (at least 1) `passes` times; rates are bytes of weights per second.
+    /// Multiplies with `rows` activation rows (at least 1) `passes` times; rates are bytes of weights per second, one for
+    /// each slice of the matrix.
     ///
     /// # Errors
     /// A thread panicked.
@@ -103,22 +107,28 @@ impl KernelProbe {
         let scratch = Shared(scratch.as_mut_ptr());
         let tiles_each = self.matrix.tiles() / self.pool.threads();
         let kernels = self.kernels;
-        let mut rates = Vec::with_capacity(passes);
-        for _ in 0..passes {
+        // Short slices, so that some are not disturbed on a machine that is shared.
+        let slice = (SLICE_BYTES / self.tile_bytes).clamp(1, tiles_each);
+        let slices = tiles_each / slice;
+        let mut rates = Vec::with_capacity(passes * slices);
+        for number in 0..passes * slices {
+            let from = number % slices * slice;
             let start = Instant::now();
             self.pool
                 .run(&|worker| {
                     // SAFETY: every thread has scratch and tiles of its own; all shapes are those of the matrix.
                     unsafe {
                         let scratch = &mut *scratch.get().add(worker.index);
-                        for tile in worker.index * tiles_each..(worker.index + 1) * tiles_each {
+                        let first = worker.index * tiles_each + from;
+                        for tile in first..first + slice {
                             product_run(kernels, &product.get(), tile, 1, scratch);
                         }
                     }
                     Ok(())
                 })
                 .map_err(|what| ExecError::Device { device: "cpu".into(), what })?;
-            rates.push((self.tile_bytes * self.matrix.tiles()) as f64 / start.elapsed().as_secs_f64());
+            rates
+                .push((self.tile_bytes * slice * self.pool.threads()) as f64 / start.elapsed().as_secs_f64());
         }
         Ok(ReadBandwidth {
             threads: self.pool.threads(),
@@ -150,7 +160,7 @@ mod tests {
         let mut probe = KernelProbe::new(GgmlType::Q4_K, 512, 1 << 20, Some(2), true).expect("probe");
         for rows in [1, 3, 8, 20] {
             let found = probe.measure(rows, 2).expect("measurement");
-            assert!(found.passes.len() == 2 && found.best() > 0.0);
+            assert!(found.passes.len() >= 2 && found.best() > 0.0);
         }
     }
 

@@ -4,16 +4,18 @@
 //! ([`Worker::share`]) and meet at barriers ([`Worker::barrier`]). Threads are pinned, one to a core; the calling thread
 //! takes part as worker 0 and is pinned only while the job runs (else the scheduler may leave it on the core of a worker
 //! that spins, and the two take turns). A hand-off is one store that spinning threads
-//! see; between jobs they spin for a while and then park.
+//! see. A thread that waits spins for a while and then parks, at barriers as between jobs: whoever it waits for may have
+//! lost its processor to another program, which then moves to the one that the waiting thread leaves.
 //!
 //! Who gets which item is a race and must never change a result. A panic in a job breaks the barrier for the others
 //! and comes back to the caller as an error; the pool stays usable.
 #![allow(unsafe_code, reason = "hands a borrowed closure to other threads and waits for them")]
 
 use std::cell::UnsafeCell;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
@@ -34,7 +36,7 @@ struct Line<T>(T);
 
 struct Shared {
     threads: usize,
-    /// Turns to spin at a barrier before giving way: few when threads have to take turns on processors.
+    /// Turns to spin in a job before parking (2,000 are some 50 µs): few when threads have to take turns on processors.
     spins: u32,
     /// Bumped to start a job; [`Self::job`] is valid from then until all are done.
     epoch: Line<AtomicU32>,
@@ -46,7 +48,11 @@ struct Shared {
     next: Line<AtomicUsize>,
     broken: AtomicBool,
     stop: AtomicBool,
+    /// Is this thread about to park, or parked? Set before the thread looks a last time at what it waits for; looked at by
+    /// others after they have changed that.
     parked: Vec<Line<AtomicBool>>,
+    /// The threads, to unpark them: the caller of the current job, then the workers.
+    threads_known: Mutex<Vec<Thread>>,
     message: Mutex<Option<String>>,
 }
 
@@ -61,7 +67,6 @@ pub(crate) struct Pool {
     handles: Vec<JoinHandle<()>>,
     /// Processor of worker 0.
     caller: Option<usize>,
-    unpark: Vec<Thread>,
 }
 
 /// One thread's view of a job.
@@ -78,7 +83,7 @@ impl Pool {
         let threads = threads.unwrap_or(topology.threads).clamp(1, 1024);
         let shared = Arc::new(Shared {
             threads,
-            spins: if threads <= topology.processors.len().max(topology.threads) { 2000 } else { 16 },
+            spins: if threads <= topology.processors.len().max(topology.threads) { 4000 } else { 16 },
             epoch: Line(AtomicU32::new(0)),
             job: UnsafeCell::new(None),
             running: Line(AtomicUsize::new(0)),
@@ -88,12 +93,13 @@ impl Pool {
             broken: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             parked: (0..threads).map(|_| Line(AtomicBool::new(false))).collect(),
+            threads_known: Mutex::new(vec![std::thread::current()]),
             message: Mutex::new(None),
         });
         // More threads than cores cannot be pinned one to a core.
         let cpus = if threads <= topology.processors.len() { topology.processors } else { Vec::new() };
         let caller = cpus.first().copied().filter(|_| threads > 1);
-        let mut pool = Self { shared, handles: Vec::new(), caller, unpark: Vec::new() };
+        let mut pool = Self { shared, handles: Vec::new(), caller };
         for index in 1..threads {
             let shared = Arc::clone(&pool.shared);
             let cpu = cpus.get(index).copied();
@@ -103,7 +109,7 @@ impl Pool {
                 }
                 work(&shared, index);
             })?;
-            pool.unpark.push(handle.thread().clone());
+            lock(&pool.shared.threads_known).push(handle.thread().clone());
             pool.handles.push(handle);
         }
         Ok(pool)
@@ -117,6 +123,11 @@ impl Pool {
     /// Runs `job` on all threads and waits for them. `Err` has the message of a panic.
     pub(crate) fn run<'a>(&mut self, job: &'a Job<'a>) -> Result<(), String> {
         let shared = &*self.shared;
+        if let Some(caller) = lock(&shared.threads_known).first_mut()
+            && caller.id() != std::thread::current().id()
+        {
+            *caller = std::thread::current();
+        }
         shared.arrived.0.store(0, Ordering::Relaxed);
         shared.next.0.store(0, Ordering::Relaxed);
         shared.broken.store(false, Ordering::Relaxed);
@@ -127,22 +138,15 @@ impl Pool {
             *shared.job.get() = Some(std::mem::transmute::<&'a Job<'a>, &'static Job<'static>>(job));
         }
         shared.epoch.0.fetch_add(1, Ordering::SeqCst);
-        for (index, thread) in self.unpark.iter().enumerate() {
-            if shared.parked[index + 1].0.load(Ordering::SeqCst) {
-                thread.unpark();
-            }
-        }
+        shared.wake(1..shared.threads);
         let pinned = self.caller.map(pin_to);
         run_guarded(shared, 0, job);
-        let mut spins = 0;
-        while shared.running.0.load(Ordering::Acquire) != 0 {
-            relax(&mut spins, shared.spins);
-        }
+        shared.wait(0, || shared.running.0.load(Ordering::SeqCst) == 0);
         if let Some(pinned) = pinned {
             pinned.undo();
         }
         if shared.broken.load(Ordering::Acquire) {
-            let message = shared.message.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let message = lock(&shared.message).take();
             return Err(message.unwrap_or_else(|| "a thread of the pool panicked".into()));
         }
         Ok(())
@@ -153,9 +157,7 @@ impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
         self.shared.epoch.0.fetch_add(1, Ordering::SeqCst);
-        for thread in &self.unpark {
-            thread.unpark();
-        }
+        self.shared.wake(1..self.shared.threads);
         for handle in self.handles.drain(..) {
             // A worker catches the panics of its jobs, so there is nothing to learn from the result.
             let _ = handle.join();
@@ -189,29 +191,55 @@ impl Worker<'_> {
         if shared.arrived.0.fetch_add(1, Ordering::AcqRel) + 1 == shared.threads {
             shared.arrived.0.store(0, Ordering::Relaxed);
             shared.next.0.store(0, Ordering::Relaxed);
-            shared.phase.0.store(phase.wrapping_add(1), Ordering::Release);
+            shared.phase.0.store(phase.wrapping_add(1), Ordering::SeqCst);
+            shared.wake(0..shared.threads);
             return Ok(());
         }
-        let mut spins = 0;
-        while shared.phase.0.load(Ordering::Acquire) == phase {
-            if shared.broken.load(Ordering::Relaxed) {
-                return Err(Broken);
-            }
-            relax(&mut spins, shared.spins);
-        }
-        Ok(())
+        let passed = || shared.phase.0.load(Ordering::SeqCst) != phase;
+        shared.wait(self.index, || passed() || shared.broken.load(Ordering::SeqCst));
+        if passed() { Ok(()) } else { Err(Broken) }
     }
 }
 
-/// Spins, and gives way to others after `limit` turns (2,000 are some 50 µs).
-#[inline]
-fn relax(spins: &mut u32, limit: u32) {
-    *spins += 1;
-    if *spins < limit {
-        std::hint::spin_loop();
-    } else {
-        std::thread::yield_now();
+impl Shared {
+    /// Waits in a job for what other threads do before they call [`Self::wake`]; `done` reads with `SeqCst`.
+    #[inline]
+    fn wait(&self, index: usize, done: impl Fn() -> bool) {
+        for _ in 0..self.spins {
+            if done() {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+        self.park(index, done);
     }
+
+    #[cold]
+    fn park(&self, index: usize, done: impl Fn() -> bool) {
+        let parked = &self.parked[index].0;
+        parked.store(true, Ordering::SeqCst);
+        while !done() {
+            std::thread::park();
+        }
+        parked.store(false, Ordering::SeqCst);
+    }
+
+    /// Unparks those of `threads` that are parked.
+    #[inline]
+    fn wake(&self, threads: Range<usize>) {
+        for index in threads {
+            if self.parked[index].0.load(Ordering::SeqCst) {
+                // Unparking somebody who is just leaving does no harm: the next park returns at once and looks again.
+                if let Some(thread) = lock(&self.threads_known).get(index) {
+                    thread.unpark();
+                }
+            }
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Runs one thread's part; a panic is recorded and breaks the barrier.
@@ -223,8 +251,9 @@ fn run_guarded(shared: &Shared, index: usize, job: &Job<'_>) {
             .map(ToString::to_string)
             .or_else(|| payload.downcast_ref::<String>().cloned())
             .unwrap_or_else(|| "a thread of the pool panicked".into());
-        shared.message.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(text);
-        shared.broken.store(true, Ordering::Release);
+        lock(&shared.message).get_or_insert(text);
+        shared.broken.store(true, Ordering::SeqCst);
+        shared.wake(0..shared.threads);
     }
 }
 
@@ -242,7 +271,9 @@ fn work(shared: &Shared, index: usize) {
         if let Some(job) = job {
             run_guarded(shared, index, job);
         }
-        shared.running.0.fetch_sub(1, Ordering::AcqRel);
+        if shared.running.0.fetch_sub(1, Ordering::SeqCst) == 1 {
+            shared.wake(0..1);
+        }
     }
 }
 
@@ -261,17 +292,8 @@ fn wait_for_job(shared: &Shared, index: usize, seen: u32) -> u32 {
             break;
         }
     }
-    let parked = &shared.parked[index].0;
-    parked.store(true, Ordering::SeqCst);
-    loop {
-        // Checked after `parked` is set: the caller bumps the epoch first and looks at `parked` second.
-        let epoch = shared.epoch.0.load(Ordering::SeqCst);
-        if epoch != seen {
-            parked.store(false, Ordering::SeqCst);
-            return epoch;
-        }
-        std::thread::park();
-    }
+    shared.park(index, || shared.epoch.0.load(Ordering::SeqCst) != seen);
+    shared.epoch.0.load(Ordering::SeqCst)
 }
 
 #[cfg(test)]

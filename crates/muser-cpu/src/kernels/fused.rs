@@ -1,15 +1,16 @@
 //! One to eight activation rows: unpacking and multiplying in one pass, straight from the transposed words.
 //!
 //! For a single row the weights are touched once and everything stays in registers: for Q4_K 32 loads of weights, 64
-//! masks and 64 dot products per 4,096 weights, about 150 cycles on Zen 4 against some 500 that memory takes to bring
-//! the 2,304 bytes. Eight rows compute so long between two lines that the hardware does not run ahead far enough: there,
-//! and only there, asking for lines ahead helps (10.3 instead of 7.9 in the unit of `kernel_bench`; four rows lose by
-//! it). The integers are the same as those of `tile`, so the bits are.
+//! masks and 64 dot products per 4,096 weights, about 120 cycles on Zen 4 against 300 to 500 that memory takes to bring
+//! the 2,304 bytes; each further row costs 76 cycles of dot products and multiplications, which share one pipe. So up to
+//! three rows cost what one costs, provided that loads run ahead: addresses follow from constants, dot products stay
+//! where they are written ([`Simd::dp4_row`]), and from [`FAR`] rows on lines are asked for. The integers are the same
+//! as those of `tile`, so the bits are.
 
 use muser_gguf::GgmlType;
 
-use super::layout::{BlockShape, TILE_ROWS, place_five, place_six};
-use super::matmul::{MatrixView, SCRATCH, SUPER_SUMS, fetch};
+use super::layout::{BlockShape, TILE_ROWS, ask_to_write, place_five, place_six};
+use super::matmul::{Finish, Product, SCRATCH, SUPER_SUMS, Storage, fetch, finish};
 use super::tile::{PanelBlock, stride};
 use super::unpack::{Words, high_nibbles, low_nibbles, shift_right};
 use crate::simd::Simd;
@@ -19,74 +20,124 @@ pub(crate) fn has(ty: GgmlType) -> bool {
     matches!(ty, GgmlType::Q4_K | GgmlType::Q5_K | GgmlType::Q6_K)
 }
 
-/// Product of one row tile with `T` rows of the panel `x` (its first block): sums to `out[t][16]`.
+/// Product of one row tile with `T` rows from row `row` of the step on, whose part of a panel is `x` (its first block).
 ///
 /// # Safety
-/// The matrix is of a type that [`has`] knows, the panel is complete, `out` is writable for `16 T` values.
+/// As [`super::matmul::product_run`], and the matrix is of a type that [`has`] knows.
 #[inline(always)]
 pub(super) unsafe fn tile<S: Simd, const T: usize>(
-    m: &MatrixView,
+    p: &Product,
     shape: BlockShape,
     tile: usize,
+    row: usize,
     x: PanelBlock,
     scratch: &mut [u8; SCRATCH],
-    out: *mut f32,
 ) {
-    match m.ty {
-        GgmlType::Q4_K => blocks::<S, T, 4>(m, shape, tile, x, scratch, out),
-        GgmlType::Q5_K => blocks::<S, T, 5>(m, shape, tile, x, scratch, out),
-        _ => blocks::<S, T, 6>(m, shape, tile, x, scratch, out),
+    match p.matrix.ty {
+        GgmlType::Q4_K => blocks::<S, T, 4>(p, shape, tile, row, x, scratch),
+        GgmlType::Q5_K => blocks::<S, T, 5>(p, shape, tile, row, x, scratch),
+        _ => blocks::<S, T, 6>(p, shape, tile, row, x, scratch),
     }
 }
 
 #[inline(always)]
 unsafe fn blocks<S: Simd, const T: usize, const BITS: usize>(
-    m: &MatrixView,
+    p: &Product,
     shape: BlockShape,
     tile: usize,
+    row: usize,
     x: PanelBlock,
     scratch: &mut [u8; SCRATCH],
-    out: *mut f32,
 ) {
-    let zero = S::f_splat(0.0);
+    let m = &p.matrix;
     let parts = TILE_ROWS / S::N;
     let width = stride::<S, T>(x);
-    for segment in 0..m.segments.count() {
-        let mut acc = [[zero; T]; 4];
-        for block in m.segments.range(segment) {
-            let (words, extra) = fetch(m, shape, tile, block, scratch);
-            let x = PanelBlock {
-                q: x.q.add(block * 256 * width),
-                d: x.d.add(block * width),
-                sums: x.sums.add(block * SUPER_SUMS * width),
-                width,
-            };
-            for (part, acc) in acc.iter_mut().enumerate().take(parts) {
-                let w = Words::<S>::new(words, part * S::N);
-                match BITS {
-                    4 => with_mins::<S, T, false>(&w, x, acc),
-                    5 => with_mins::<S, T, true>(&w, x, acc),
-                    _ => six_bits::<S, T>(&w, extra, x, acc),
+    let blocks = m.cols / 256;
+    // Sizes of a block are constants here: a division in the way of an address keeps loads from running ahead.
+    let (word_bytes, extra_bytes) = match BITS {
+        4 => (36 * 4 * TILE_ROWS, 0),
+        5 => (44 * 4 * TILE_ROWS, 0),
+        _ => (52 * 4 * TILE_ROWS, 2 * TILE_ROWS),
+    };
+    debug_assert!(word_bytes == shape.word_bytes() && extra_bytes == shape.extra_bytes());
+    let repacked = match m.storage {
+        Storage::Repacked(_) => Some(fetch(m, shape, tile, 0, scratch)),
+        Storage::Native(_) => None,
+    };
+    // The sums of a tile go to lines that nobody has touched for a while. Stores wait for each other, so one that has to
+    // fetch its line would hold up those that spill registers.
+    for t in 0..T {
+        ask_to_write(p.out.wrapping_add((row + t) * p.out_stride + tile * TILE_ROWS));
+    }
+    let mut total = [[S::f_splat(0.0); T]; 4];
+    let mut acc = [[S::f_splat(0.0); T]; 4];
+    let (mut segment, mut end) = (0, m.segments.range(0).end);
+    for block in 0..blocks {
+        let (words, extra) = match repacked {
+            Some((words, extra)) => (words.add(block * word_bytes), extra.add(block * extra_bytes)),
+            None => fetch(m, shape, tile, block, scratch),
+        };
+        let x = PanelBlock {
+            q: x.q.add(block * 256 * width),
+            d: x.d.add(block * width),
+            sums: x.sums.add(block * SUPER_SUMS * width),
+            width,
+        };
+        for (part, acc) in acc.iter_mut().enumerate().take(parts) {
+            let w = Words::<S>::new(words, part * S::N);
+            match BITS {
+                4 => with_mins::<S, T, false>(&w, x, acc),
+                5 => with_mins::<S, T, true>(&w, x, acc),
+                _ => six_bits::<S, T>(&w, extra, x, acc),
+            }
+        }
+        if block + 1 == end {
+            for (total, acc) in total.iter_mut().zip(&mut acc).take(parts) {
+                for (total, acc) in total.iter_mut().zip(acc) {
+                    *total = if segment == 0 { *acc } else { S::f_add(*total, *acc) };
+                    *acc = S::f_splat(0.0);
                 }
             }
+            segment += 1;
+            end = m.segments.range(segment).end;
         }
-        for (part, acc) in acc.iter().enumerate().take(parts) {
-            for (t, &sum) in acc.iter().enumerate() {
-                let at = out.add(t * TILE_ROWS + part * S::N);
-                S::f_store(at, if segment == 0 { sum } else { S::f_add(S::f_load(at), sum) });
+    }
+    if matches!(p.finish, Finish::Plain) && m.scale == 1.0 && (tile + 1) * TILE_ROWS <= m.rows {
+        for t in 0..T {
+            let out = p.out.add((row + t) * p.out_stride + tile * TILE_ROWS);
+            for part in 0..parts {
+                S::f_store(out.add(part * S::N), total[part][t]);
             }
         }
+        return;
+    }
+    for t in 0..T {
+        let mut lanes = [0.0f32; TILE_ROWS];
+        for part in 0..parts {
+            S::f_store(lanes.as_mut_ptr().add(part * S::N), total[part][t]);
+        }
+        finish::<S>(p, tile, row + t, lanes.as_mut_ptr());
     }
 }
 
-/// The word of four codes that row `t` has at `k_group`. With several rows the compiler would load those of adjacent
-/// rows as one vector and take it apart again; kept apart, each load is an operand of its dot product.
+/// Writes `$body` out for each row `R` of `$rows`, a constant of at most 8.
+macro_rules! for_rows {
+    ($rows:expr, $body:ident) => {
+        for_rows!(@ $rows, $body, 0 1 2 3 4 5 6 7)
+    };
+    (@ $rows:expr, $body:ident, $($r:literal)*) => {
+        $(if $r < $rows { $body!($r); })*
+    };
+}
+
+/// Rows from which on lines are asked for ahead.
+const FAR: usize = 5;
+
+/// The next word of a tile. With several rows a kernel computes so long between two lines that the hardware does not run
+/// ahead far enough.
 #[inline(always)]
-unsafe fn activation<S: Simd, const T: usize>(x: &PanelBlock, k_group: usize, t: usize) -> S::I {
-    if T > 2 {
-        std::sync::atomic::compiler_fence(std::sync::atomic::Ordering::SeqCst);
-    }
-    S::i_splat(x.q.add((k_group * x.width + t) * 4).cast::<i32>().read_unaligned())
+unsafe fn word<S: Simd, const T: usize>(w: &Words<S>, j: usize) -> S::I {
+    if T >= FAR { w.next_asking::<true>(j) } else { w.next(j) }
 }
 
 /// Q4_K, and Q5_K with its fifth bits.
@@ -96,7 +147,8 @@ unsafe fn with_mins<S: Simd, const T: usize, const FIFTH: bool>(
     x: PanelBlock,
     acc: &mut [S::F; T],
 ) {
-    let (head, s0, s1, s2) = (w.next(0), w.next(1), w.next(2), w.next(3));
+    let (head, s0) = (word::<S, T>(w, 0), word::<S, T>(w, 1));
+    let (s1, s2) = (word::<S, T>(w, 2), word::<S, T>(w, 3));
     let six = S::i_splat(0x3f3f_3f3f);
     let top = S::i_splat(0x3030_3030);
     // Eight 6-bit scales and mins: see `unpack`.
@@ -143,14 +195,14 @@ unsafe fn mins_quarter<S: Simd, const T: usize, const FIFTH: bool, const C: usiz
     let mut low_dot = [S::i_splat(0); T];
     let mut high_dot = [S::i_splat(0); T];
     // Written out: the compiler leaves longer bodies rolled, and then moves what follows a loop behind all loops.
-    mins_word::<S, T, FIFTH, C>(w, x, bits, &mut low_dot, &mut high_dot, 0);
-    mins_word::<S, T, FIFTH, C>(w, x, bits, &mut low_dot, &mut high_dot, 1);
-    mins_word::<S, T, FIFTH, C>(w, x, bits, &mut low_dot, &mut high_dot, 2);
-    mins_word::<S, T, FIFTH, C>(w, x, bits, &mut low_dot, &mut high_dot, 3);
-    mins_word::<S, T, FIFTH, C>(w, x, bits, &mut low_dot, &mut high_dot, 4);
-    mins_word::<S, T, FIFTH, C>(w, x, bits, &mut low_dot, &mut high_dot, 5);
-    mins_word::<S, T, FIFTH, C>(w, x, bits, &mut low_dot, &mut high_dot, 6);
-    mins_word::<S, T, FIFTH, C>(w, x, bits, &mut low_dot, &mut high_dot, 7);
+    mins_word::<S, T, FIFTH, C, 0>(w, x, bits, &mut low_dot, &mut high_dot);
+    mins_word::<S, T, FIFTH, C, 1>(w, x, bits, &mut low_dot, &mut high_dot);
+    mins_word::<S, T, FIFTH, C, 2>(w, x, bits, &mut low_dot, &mut high_dot);
+    mins_word::<S, T, FIFTH, C, 3>(w, x, bits, &mut low_dot, &mut high_dot);
+    mins_word::<S, T, FIFTH, C, 4>(w, x, bits, &mut low_dot, &mut high_dot);
+    mins_word::<S, T, FIFTH, C, 5>(w, x, bits, &mut low_dot, &mut high_dot);
+    mins_word::<S, T, FIFTH, C, 6>(w, x, bits, &mut low_dot, &mut high_dot);
+    mins_word::<S, T, FIFTH, C, 7>(w, x, bits, &mut low_dot, &mut high_dot);
     let byte = S::i_splat(255);
     let mut low_scale = S::i_and(shift_right::<S>(scales, C % 2 * 16), byte);
     let high_scale = S::i_and(shift_right::<S>(scales, C % 2 * 16 + 8), byte);
@@ -160,36 +212,32 @@ unsafe fn mins_quarter<S: Simd, const T: usize, const FIFTH: bool, const C: usiz
     }
     for t in 0..T {
         isum[t] = S::i_add(isum[t], S::i_mul(low_dot[t], low_scale));
-        isum[t] = S::i_add(isum[t], S::i_mul(high_dot[t], high_scale));
+        isum[t] = S::here(S::i_add(isum[t], S::i_mul(high_dot[t], high_scale)));
     }
 }
 
-/// Quant word `j` of quarter `C` with the activations of both of its nibbles.
+/// Quant word `J` of quarter `C` with the activations of both of its nibbles.
 #[inline(always)]
-unsafe fn mins_word<S: Simd, const T: usize, const FIFTH: bool, const C: usize>(
+unsafe fn mins_word<S: Simd, const T: usize, const FIFTH: bool, const C: usize, const J: usize>(
     w: &Words<S>,
     x: &PanelBlock,
     bits: &mut [S::I; 8],
     low_dot: &mut [S::I; T],
     high_dot: &mut [S::I; T],
-    j: usize,
 ) {
     let quants = if FIFTH { 12 } else { 4 };
     let fifth = S::i_splat(0x1010_1010);
     let in_place = !FIFTH && S::ANY_BYTE;
     if FIFTH && C == 0 {
-        bits[j] = w.next(place_five(4 + j));
+        bits[J] = word::<S, T>(w, place_five(4 + J));
     }
-    let at = quants + 8 * C + j;
-    let v = w.next(if FIFTH { place_five(at) } else { at });
-    if T == 8 {
-        w.ask_ahead(if FIFTH { place_five(at) } else { at });
-    }
+    let at = quants + 8 * C + J;
+    let v = word::<S, T>(w, if FIFTH { place_five(at) } else { at });
     let mut low = low_nibbles::<S>(v);
     let mut high =
         if in_place { S::i_and(v, S::i_splat(0xf0f0_f0f0_u32 as i32)) } else { high_nibbles::<S>(v) };
     if FIFTH {
-        let bits = bits[j];
+        let bits = bits[J];
         let (a, b) = match C {
             0 => (S::i_shl::<4>(bits), S::i_shl::<3>(bits)),
             1 => (S::i_shl::<2>(bits), S::i_shl::<1>(bits)),
@@ -199,10 +247,14 @@ unsafe fn mins_word<S: Simd, const T: usize, const FIFTH: bool, const C: usize>(
         low = S::i_or(low, S::i_and(a, fifth));
         high = S::i_or(high, S::i_and(b, fifth));
     }
-    for t in 0..T {
-        low_dot[t] = S::dp4(low_dot[t], low, activation::<S, T>(x, 16 * C + j, t));
-        high_dot[t] = S::dp4(high_dot[t], high, activation::<S, T>(x, 16 * C + 8 + j, t));
+    macro_rules! row {
+        ($r:literal) => {
+            low_dot[$r] = S::dp4_row::<C, 0, J, T, $r>(low_dot[$r], low, x.q, x.width);
+            // High nibbles in place are bytes of any size.
+            high_dot[$r] = S::dp4_row::<C, 1, J, T, $r>(high_dot[$r], high, x.q, x.width);
+        };
     }
+    for_rows!(T, row);
 }
 
 /// Q6_K.
@@ -215,71 +267,104 @@ unsafe fn six_bits<S: Simd, const T: usize>(
 ) {
     let mut isum = [S::i_splat(0); T];
     let d = S::f_load_f16(extra.cast::<u16>().add(w.lane));
-    let scales = [w.next(place_six(48)), w.next(place_six(49))];
-    six_half::<S, T, 0>(w, &x, scales, &mut isum);
-    let scales = [w.next(place_six(50)), w.next(place_six(51))];
-    six_half::<S, T, 1>(w, &x, scales, &mut isum);
+    let scales = [word::<S, T>(w, place_six(48)), word::<S, T>(w, place_six(49))];
+    six_half::<S, T, 0>(w, x, scales, &mut isum);
+    let scales = [word::<S, T>(w, place_six(50)), word::<S, T>(w, place_six(51))];
+    six_half::<S, T, 2>(w, x, scales, &mut isum);
     for t in 0..T {
         let scale = S::f_mul(d, S::f_splat(*x.d.add(t)));
         acc[t] = S::f_fma(S::f_from_i(isum[t]), scale, acc[t]);
     }
 }
 
-/// The 128 values `N`. More than four rows go in two groups: four sums a row for all of them would not fit in registers.
+/// The 128 values from quarter `C` of a block on. More than four rows go in two groups: four sums a row for all of them
+/// would not fit in registers.
 #[inline(always)]
-unsafe fn six_half<S: Simd, const T: usize, const N: usize>(
+unsafe fn six_half<S: Simd, const T: usize, const C: usize>(
     w: &Words<S>,
-    x: &PanelBlock,
+    x: PanelBlock,
     scales: [S::I; 2],
     isum: &mut [S::I; T],
 ) {
     match T {
-        5 => six_groups::<S, T, 3, 2, N>(w, x, scales, isum),
-        6 => six_groups::<S, T, 3, 3, N>(w, x, scales, isum),
-        7 => six_groups::<S, T, 4, 3, N>(w, x, scales, isum),
-        8 => six_groups::<S, T, 4, 4, N>(w, x, scales, isum),
+        5 => six_groups::<S, T, 3, 2, C>(w, x, scales, isum),
+        6 => six_groups::<S, T, 3, 3, C>(w, x, scales, isum),
+        7 => six_groups::<S, T, 4, 3, C>(w, x, scales, isum),
+        8 => six_groups::<S, T, 4, 4, C>(w, x, scales, isum),
         _ => {
-            six_quarter::<S, T, T, N, 0>(w, x, scales, isum, 0);
-            six_quarter::<S, T, T, N, 1>(w, x, scales, isum, 0);
+            six_first::<S, T, T, C, true>(w, x, scales, isum);
+            six_second::<S, T, T, C, true>(w, x, scales, isum);
         }
     }
 }
 
 /// `A` rows, then `B` rows, half by half, so that the second group finds the words in the first-level cache.
 #[inline(always)]
-unsafe fn six_groups<S: Simd, const T: usize, const A: usize, const B: usize, const N: usize>(
+unsafe fn six_groups<S: Simd, const T: usize, const A: usize, const B: usize, const C: usize>(
     w: &Words<S>,
-    x: &PanelBlock,
+    x: PanelBlock,
     scales: [S::I; 2],
     isum: &mut [S::I; T],
 ) {
-    six_quarter::<S, T, A, N, 0>(w, x, scales, isum, 0);
-    six_quarter::<S, T, B, N, 0>(w, x, scales, isum, A);
-    six_quarter::<S, T, A, N, 1>(w, x, scales, isum, 0);
-    six_quarter::<S, T, B, N, 1>(w, x, scales, isum, A);
+    let (first, second) = isum.split_at_mut(A);
+    let rest = PanelBlock { q: x.q.add(4 * A), d: x.d.add(A), sums: x.sums.add(A), width: x.width };
+    six_first::<S, T, A, C, true>(w, x, scales, first);
+    six_first::<S, T, B, C, false>(w, rest, scales, second);
+    six_second::<S, T, A, C, true>(w, x, scales, first);
+    six_second::<S, T, B, C, false>(w, rest, scales, second);
 }
 
-/// Half `HALF` (16 values) of each of the four runs of 32 values in the 128 values `N`, for `R` rows from `from` on.
+/// The first 16 values of each of the four runs of 32, for `R` of `T` rows; `NEW` if they are the first to read the words.
 #[inline(always)]
-unsafe fn six_quarter<S: Simd, const T: usize, const R: usize, const N: usize, const HALF: usize>(
+unsafe fn six_first<S: Simd, const T: usize, const R: usize, const C: usize, const NEW: bool>(
     w: &Words<S>,
-    x: &PanelBlock,
+    x: PanelBlock,
     scales: [S::I; 2],
-    isum: &mut [S::I; T],
-    from: usize,
+    isum: &mut [S::I],
 ) {
-    // Each of the four halves has a scale of its own.
+    let mut dot = six_offsets::<S, R>(x, 4 * C);
+    six_word::<S, T, R, C, 0, NEW>(w, x, &mut dot);
+    six_word::<S, T, R, C, 1, NEW>(w, x, &mut dot);
+    six_word::<S, T, R, C, 2, NEW>(w, x, &mut dot);
+    six_word::<S, T, R, C, 3, NEW>(w, x, &mut dot);
+    six_scale::<S, R, 0>(&dot, scales, isum);
+}
+
+/// The other 16 values of each.
+#[inline(always)]
+unsafe fn six_second<S: Simd, const T: usize, const R: usize, const C: usize, const NEW: bool>(
+    w: &Words<S>,
+    x: PanelBlock,
+    scales: [S::I; 2],
+    isum: &mut [S::I],
+) {
+    let mut dot = six_offsets::<S, R>(x, 4 * C + 1);
+    six_word::<S, T, R, C, 4, NEW>(w, x, &mut dot);
+    six_word::<S, T, R, C, 5, NEW>(w, x, &mut dot);
+    six_word::<S, T, R, C, 6, NEW>(w, x, &mut dot);
+    six_word::<S, T, R, C, 7, NEW>(w, x, &mut dot);
+    six_scale::<S, R, 1>(&dot, scales, isum);
+}
+
+/// Where the sums of four groups of 16 start, every other one from `group` on: codes are 32 too large.
+#[inline(always)]
+unsafe fn six_offsets<S: Simd, const R: usize>(x: PanelBlock, group: usize) -> [[S::I; R]; 4] {
     let mut dot = [[S::i_splat(0); R]; 4];
     for (run, dot) in dot.iter_mut().enumerate() {
         for (t, dot) in dot.iter_mut().enumerate() {
-            let group = 8 * N + 2 * run + HALF;
-            *dot = S::i_splat(*x.sums.add((12 + group) * x.width + from + t));
+            *dot = S::i_splat(*x.sums.add((12 + group + 2 * run) * x.width + t));
         }
     }
-    six_word::<S, T, R, N>(w, x, &mut dot, from, 4 * HALF);
-    six_word::<S, T, R, N>(w, x, &mut dot, from, 4 * HALF + 1);
-    six_word::<S, T, R, N>(w, x, &mut dot, from, 4 * HALF + 2);
-    six_word::<S, T, R, N>(w, x, &mut dot, from, 4 * HALF + 3);
+    dot
+}
+
+/// Adds the dots of half `HALF` of the four runs, each times its scale.
+#[inline(always)]
+unsafe fn six_scale<S: Simd, const R: usize, const HALF: usize>(
+    dot: &[[S::I; R]; 4],
+    scales: [S::I; 2],
+    isum: &mut [S::I],
+) {
     for run in 0..4 {
         let word = scales[run / 2];
         // Signed byte 2 (run % 2) + HALF.
@@ -290,39 +375,44 @@ unsafe fn six_quarter<S: Simd, const T: usize, const R: usize, const N: usize, c
             _ => S::i_sra::<24>(word),
         };
         for t in 0..R {
-            isum[from + t] = S::i_add(isum[from + t], S::i_mul(dot[run][t], scale));
+            isum[t] = S::i_add(isum[t], S::i_mul(dot[run][t], scale));
         }
+    }
+    for isum in isum.iter_mut().take(R) {
+        *isum = S::here(*isum);
     }
 }
 
-/// Words `j` of the 128 values `N`: four codes a lane for each of the four runs.
+/// Words `J` of the 128 values from quarter `C` on: four codes a lane for each of the four runs.
 #[inline(always)]
-unsafe fn six_word<S: Simd, const T: usize, const R: usize, const N: usize>(
+unsafe fn six_word<
+    S: Simd,
+    const T: usize,
+    const R: usize,
+    const C: usize,
+    const J: usize,
+    const NEW: bool,
+>(
     w: &Words<S>,
-    x: &PanelBlock,
+    x: PanelBlock,
     dot: &mut [[S::I; R]; 4],
-    from: usize,
-    j: usize,
 ) {
     let two = S::i_splat(0x3030_3030);
-    let a = w.next(place_six(16 * N + j));
-    let b = w.next(place_six(16 * N + 8 + j));
-    let high = w.next(place_six(32 + 8 * N + j));
-    if T == 8 && from == 0 {
-        w.ask_ahead(place_six(16 * N + j));
-        w.ask_ahead(place_six(16 * N + 8 + j));
-        w.ask_ahead(place_six(32 + 8 * N + j));
-    }
+    let places = [place_six(8 * C + J), place_six(8 * C + 8 + J), place_six(32 + 4 * C + J)];
+    let [a, b, high] = if NEW { places.map(|j| word::<S, T>(w, j)) } else { places.map(|j| w.next(j)) };
     let codes = [
         S::i_or(low_nibbles::<S>(a), S::i_and(S::i_shl::<4>(high), two)),
         S::i_or(low_nibbles::<S>(b), S::i_and(S::i_shl::<2>(high), two)),
         S::i_or(high_nibbles::<S>(a), S::i_and(high, two)),
         S::i_or(high_nibbles::<S>(b), S::i_and(S::i_shr::<2>(high), two)),
     ];
-    for run in 0..4 {
-        for t in 0..R {
-            dot[run][t] =
-                S::dp4(dot[run][t], codes[run], activation::<S, T>(x, 32 * N + 8 * run + j, from + t));
-        }
+    macro_rules! row {
+        ($r:literal) => {
+            dot[0][$r] = S::dp4_row::<C, 0, J, T, $r>(dot[0][$r], codes[0], x.q, x.width);
+            dot[1][$r] = S::dp4_row::<C, 1, J, T, $r>(dot[1][$r], codes[1], x.q, x.width);
+            dot[2][$r] = S::dp4_row::<C, 2, J, T, $r>(dot[2][$r], codes[2], x.q, x.width);
+            dot[3][$r] = S::dp4_row::<C, 3, J, T, $r>(dot[3][$r], codes[3], x.q, x.width);
+        };
     }
+    for_rows!(R, row);
 }

@@ -179,6 +179,18 @@ pub(super) fn ask(p: *const u8) {
     let _ = p;
 }
 
+/// Asks for the cache line at `p`, which may be anywhere, to write to it.
+#[inline(always)]
+pub(super) fn ask_to_write(p: *mut f32) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the instruction never faults; processors that do not have it take it for no operation.
+    unsafe {
+        std::arch::asm!("prefetchw byte ptr [{p}]", p = in(reg) p, options(readonly, nostack, preserves_flags));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
+}
+
 /// Four words of four rows: word `i` of row `r` goes to word `r` of `to[i]`.
 ///
 /// # Safety

@@ -156,13 +156,9 @@ pub(crate) unsafe fn product_run(
             let mut row = 0;
             while row < n {
                 let x = panel_block(class, &p.input, row, 0);
-                let lanes = scratch.acc.as_mut_ptr();
-                climb(&kernels.fused, x, lanes, |kernel, x, lanes| {
-                    kernel(&p.matrix, shape, tile, x, &mut scratch.words, lanes);
+                climb(&kernels.fused, x, |kernel, x, t| {
+                    kernel(p, shape, tile, row + t, x, &mut scratch.words);
                 });
-                for t in 0..x.width {
-                    (kernels.finish)(p, tile, row + t, lanes.add(t * TILE_ROWS));
-                }
                 row += x.width;
             }
         }
@@ -183,8 +179,8 @@ pub(crate) unsafe fn product_run(
                 let mut row = 0;
                 while row < n {
                     let x = panel_block(class, &p.input, row, block);
-                    climb(ladder, x, acc.add(row * TILE_ROWS), |kernel, x, acc| {
-                        kernel(&scratch.tile, class.offset(), inputs, x, acc);
+                    climb(ladder, x, |kernel, x, t| {
+                        kernel(&scratch.tile, class.offset(), inputs, x, acc.add((row + t) * TILE_ROWS));
                     });
                     row += x.width;
                 }
@@ -277,13 +273,12 @@ unsafe fn panel_block(class: Class, input: &Input, row: usize, block: usize) -> 
     PanelBlock { q: s.q.add(row * k + block * 256 * width), d, sums: sums.add(at), width }
 }
 
-/// Goes through the rows of a panel with the widest kernels that fit.
+/// Goes through the rows of a panel with the widest kernels that fit; the call has the kernel's first row in the panel.
 #[inline]
 unsafe fn climb<K: Copy>(
     ladder: &[Option<K>; PANEL],
     x: PanelBlock,
-    acc: *mut f32,
-    mut call: impl FnMut(K, PanelBlock, *mut f32),
+    mut call: impl FnMut(K, PanelBlock, usize),
 ) {
     let mut t = 0;
     while t < x.width {
@@ -296,7 +291,7 @@ unsafe fn climb<K: Copy>(
             }
         };
         let part = PanelBlock { q: x.q.add(4 * t), d: x.d.add(t), sums: x.sums.add(t), width: x.width };
-        call(kernel, part, acc.add(t * TILE_ROWS));
+        call(kernel, part, t);
         t += rows;
     }
 }

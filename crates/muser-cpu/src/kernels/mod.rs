@@ -34,7 +34,7 @@ use self::tile::PanelBlock;
 use crate::isa::Isa;
 use attention::KvView;
 use layout::BlockShape;
-use matmul::{MatrixView, PANEL, Product, SCRATCH};
+use matmul::{PANEL, Product, SCRATCH};
 use rows::QuantTarget;
 use unpack::Tile;
 
@@ -43,9 +43,8 @@ pub(crate) type PanelKernel = unsafe fn(&Tile, i32, usize, PanelBlock, *mut f32)
 /// Type, words, extra scales, inputs, target.
 pub(crate) type UnpackKernel = unsafe fn(GgmlType, *const u8, *const u8, usize, &mut Tile);
 
-/// Matrix, shape of its blocks, row tile, first block of a panel, working memory, sums.
-pub(crate) type FusedKernel =
-    unsafe fn(&MatrixView, BlockShape, usize, PanelBlock, &mut [u8; SCRATCH], *mut f32);
+/// Product, shape of the matrix' blocks, row tile, first row, first block of its panel, working memory.
+pub(crate) type FusedKernel = unsafe fn(&Product, BlockShape, usize, usize, PanelBlock, &mut [u8; SCRATCH]);
 
 /// Compiled kernels of one instruction set; each is described at the generic function of its name.
 #[derive(Clone, Copy)]
@@ -128,14 +127,14 @@ macro_rules! compile {
             }
             $(#[$attr])*
             unsafe fn fused_tile<const T: usize>(
-                m: &MatrixView,
+                p: &Product,
                 shape: BlockShape,
                 tile: usize,
+                row: usize,
                 x: PanelBlock,
                 scratch: &mut [u8; SCRATCH],
-                out: *mut f32,
             ) {
-                fused::tile::<$simd, T>(m, shape, tile, x, scratch, out);
+                fused::tile::<$simd, T>(p, shape, tile, row, x, scratch);
             }
             $(#[$attr])*
             unsafe fn unpack_super(

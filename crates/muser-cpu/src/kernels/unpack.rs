@@ -99,7 +99,7 @@ const FP4_CODES: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6
 
 const NIBBLE: i32 = 0x0f0f_0f0f;
 
-/// How far ahead [`Words::ask_ahead`] asks, in bytes: a tile's worth of Q4_K.
+/// How far ahead [`Words::next_asking`] asks, in bytes: a tile's worth of Q4_K.
 const AHEAD: usize = 2304;
 
 /// Reads the words of one tile at lane offset `lane`.
@@ -129,10 +129,14 @@ impl<S: Simd> Words<S> {
         word
     }
 
-    /// Asks for the line that lies [`AHEAD`] behind word `j`.
+    /// [`Self::next`]; with `ASK` also asks for the line that lies [`AHEAD`] behind.
     #[inline(always)]
-    pub(super) fn ask_ahead(&self, j: usize) {
-        super::layout::ask(self.words.wrapping_add(j * 64 + AHEAD));
+    pub(super) unsafe fn next_asking<const ASK: bool>(&self, j: usize) -> S::I {
+        let word = self.next(j);
+        if ASK {
+            super::layout::ask(self.words.wrapping_add(j * 64 + AHEAD));
+        }
+        word
     }
 }
 

@@ -163,6 +163,31 @@ impl Simd for Avx512 {
     unsafe fn dp4_wide(acc: I, w: I, x: I) -> I {
         _mm512_dpbusd_epi32(acc, w, x)
     }
+    // Not `pure`: the compiler would gather the loads of adjacent rows, and move loads of weights away from their uses.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512vnni")]
+    unsafe fn dp4_row<const C: usize, const H: usize, const J: usize, const T: usize, const R: usize>(
+        mut acc: I,
+        w: I,
+        x: *const u8,
+        _width: usize,
+    ) -> I {
+        std::arch::asm!(
+            "vpdpbusd {acc}, {w}, dword ptr [{x} + {at}]{{1to16}}",
+            acc = inout(zmm_reg) acc,
+            w = in(zmm_reg) w,
+            x = in(reg) x,
+            at = const ((16 * C + 8 * H + J) * T + R) * 4,
+            options(readonly, nostack, preserves_flags),
+        );
+        acc
+    }
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn here(mut a: I) -> I {
+        std::arch::asm!("/* {a} */", a = inout(zmm_reg) a, options(nomem, nostack, preserves_flags));
+        a
+    }
     #[inline(always)]
     unsafe fn dp2(acc: I, a: I, b: I) -> I {
         _mm512_dpwssd_epi32(acc, a, b)

@@ -86,10 +86,28 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn i_sra<const K: u32>(a: Self::I) -> Self::I;
     /// Every byte of `index` (0..16) replaced by that entry of `table`.
     unsafe fn i_lookup(table: &[u8; 16], index: Self::I) -> Self::I;
-    /// `acc + sum of 4 products` per lane: bytes of `w` are unsigned and at most 127, bytes of `x` are in -127..=127.
+    /// `acc + sum of 4 products` per lane: bytes of `w` are unsigned and at most 127 (see [`Simd::ANY_BYTE`]), bytes of `x` are in -127..=127.
     unsafe fn dp4(acc: Self::I, w: Self::I, x: Self::I) -> Self::I;
     /// As [`Simd::dp4`] with any unsigned `w`.
     unsafe fn dp4_wide(acc: Self::I, w: Self::I, x: Self::I) -> Self::I;
+    /// [`Simd::dp4`] with the activations of row `R` of a panel of `width` rows (`T` where `N` is 16), at word
+    /// `16 C + 8 H + J` of a block of 256 inputs that begins at `x`. A set that can broadcast from memory does it in one
+    /// instruction that the compiler leaves where it is.
+    #[inline(always)]
+    unsafe fn dp4_row<const C: usize, const H: usize, const J: usize, const T: usize, const R: usize>(
+        acc: Self::I,
+        w: Self::I,
+        x: *const u8,
+        width: usize,
+    ) -> Self::I {
+        let word = x.add(((16 * C + 8 * H + J) * width + R) * 4).cast::<i32>().read_unaligned();
+        Self::dp4(acc, w, Self::i_splat(word))
+    }
+    /// `a`, computed at this place: the compiler may not put it off, holding what it is made of in memory until then.
+    #[inline(always)]
+    unsafe fn here(a: Self::I) -> Self::I {
+        a
+    }
     /// `acc + sum of 2 products` per lane of signed 16-bit halves.
     unsafe fn dp2(acc: Self::I, a: Self::I, b: Self::I) -> Self::I;
     unsafe fn prefetch(p: *const u8);
