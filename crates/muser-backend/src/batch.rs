@@ -252,15 +252,23 @@ impl StepOutput {
 
 /// The index of the largest value, the lowest among equals; `None` if a value is not finite (or there is none).
 pub fn argmax(logits: &[f32]) -> Option<u32> {
-    // Without branches: a value that is not finite survives in the sum of zero products.
-    let (mut best, mut poison) = (f32::NEG_INFINITY, 0.0f32);
-    for &value in logits {
-        best = if value > best { value } else { best };
-        poison += value * 0.0;
+    // Without branches, in lanes: a value that is not finite survives in a sum of zero products.
+    let (mut lanes, mut poison) = ([f32::NEG_INFINITY; 16], [0.0f32; 16]);
+    let chunks = logits.chunks_exact(16);
+    for (i, &value) in chunks.remainder().iter().enumerate() {
+        lanes[i] = value;
+        poison[i] = value * 0.0;
     }
-    if !poison.is_finite() {
+    for chunk in chunks {
+        for ((best, poison), &value) in lanes.iter_mut().zip(&mut poison).zip(chunk) {
+            *best = if value > *best { value } else { *best };
+            *poison += value * 0.0;
+        }
+    }
+    if poison.iter().any(|lane| !lane.is_finite()) {
         return None;
     }
+    let best = lanes.iter().fold(f32::NEG_INFINITY, |best, &value| if value > best { value } else { best });
     logits.iter().position(|&value| value == best).map(|at| at as u32)
 }
 

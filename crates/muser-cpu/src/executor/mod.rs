@@ -169,16 +169,6 @@ impl CpuExecutor {
         &self.description
     }
 
-    /// Zeros for the draft's K and V of all rows.
-    fn blank_draft(&self, batch: &StepBatch) {
-        let Some(drafter) = &self.drafter else { return };
-        for place in &self.rows {
-            let seq = &batch.seqs()[place.seq];
-            let block = place.position / muser_kv::BLOCK_LEN - seq.sliding_first as usize;
-            drafter.blank(self.kernels, &self.kv, batch.sliding_table(seq)[block], place.position);
-        }
-    }
-
     /// Numbers the rows and sizes the outputs.
     fn place_rows(&mut self, batch: &StepBatch, out: &mut StepOutput) -> usize {
         let (mut logits, mut features, mut hidden) = (0, 0, 0);
@@ -239,11 +229,11 @@ impl Executor for CpuExecutor {
                 self.partial.resize(size, 0.0);
             }
         }
-        if !batch.wants_draft_context() {
-            self.blank_draft(batch);
-        }
-        let drafter = self.drafter.as_mut().filter(|_| batch.wants_draft_context());
-        let extend = drafter.map(Drafter::extend);
+        let (extend, blank) = match &mut self.drafter {
+            Some(drafter) if batch.wants_draft_context() => (Some(drafter.extend()), None),
+            Some(drafter) => (None, Some(&*drafter)),
+            None => (None, None),
+        };
         let context = StepContext {
             model: &self.model,
             weights: &self.weights,
@@ -262,6 +252,7 @@ impl Executor for CpuExecutor {
             features: out.features.as_mut_ptr(),
             hidden: out.hidden.as_mut_ptr(),
             draft: extend.as_ref(),
+            blank,
         };
         self.pool
             .run(&|worker| context.run(worker))

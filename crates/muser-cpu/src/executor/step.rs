@@ -12,10 +12,11 @@ use muser_model::Model;
 
 use super::RowPlace;
 use super::buffers::Pointers;
+use super::draft::Drafter;
 use super::draft::extend::Extend;
 use super::kv::KvStore;
 use super::plan::{AttentionTile, Plan};
-use super::share::{share_chunks, share_products};
+use super::share::{ProductSet, share_chunks, share_products};
 use crate::kernels::Kernels;
 use crate::kernels::attention::{self, STATE_HEAD};
 use crate::kernels::matmul::{self, Finish};
@@ -51,6 +52,8 @@ pub(crate) struct StepContext<'a> {
     pub(crate) features: *mut f32,
     pub(crate) hidden: *mut f32,
     pub(crate) draft: Option<&'a Extend<'a>>,
+    /// A draft whose context this step leaves out: its K and V become zeros.
+    pub(crate) blank: Option<&'a Drafter>,
 }
 
 // SAFETY: the pointers are to buffers that outlive the step; phases write disjoint items between barriers.
@@ -77,10 +80,25 @@ impl StepContext<'_> {
                 (layer.attn_v, b.v, g.kv_width()),
                 (layer.attn_gate, b.gate, q_width),
             ];
-            share_products(self.kernels, worker, input, &products, Finish::Plain, &mut scratch.product);
+            // The draft's context is made from the input of this layer on, in phases that are there anyway.
+            let draft = self.draft.filter(|draft| draft.last_tap() == index);
+            let mut sets = [ProductSet::plain(input, &products), ProductSet::empty(input)];
+            let fc = draft.map(|draft| draft.fc(n));
+            if let Some((input, fc)) = &fc {
+                sets[1] = ProductSet::plain(*input, fc);
+            }
+            share_products(self.kernels, worker, &sets, &mut scratch.product);
             worker.barrier()?;
 
-            worker.share(g.kv_heads * n.div_ceil(STORE_ROWS), |item| self.store(index, item));
+            let stores = g.kv_heads * n.div_ceil(STORE_ROWS);
+            let blank = self.blank.filter(|_| index == 0);
+            let more = draft.map_or(blank.map_or(0, Drafter::planes), |_| n);
+            worker.share(stores + more, |item| match (draft, blank) {
+                _ if item < stores => self.store(index, item),
+                (Some(draft), _) => draft.norm(self, item - stores),
+                (None, Some(drafter)) => drafter.blank(self, item - stores),
+                (None, None) => {}
+            });
             worker.barrier()?;
 
             self.attention(worker, index, &mut scratch.attention)?;
@@ -99,19 +117,29 @@ impl StepContext<'_> {
 
             let input = b.input(q_width, n, b.o);
             let product = [(layer.attn_output, b.projected, hidden)];
-            share_products(self.kernels, worker, input, &product, Finish::Plain, &mut scratch.product);
+            let keys = draft.map_or(ProductSet::empty(input), |draft| draft.keys_and_values(n));
+            let sets = [ProductSet::plain(input, &product), keys];
+            share_products(self.kernels, worker, &sets, &mut scratch.product);
             worker.barrier()?;
 
-            worker.share(n, |row| {
-                // SAFETY: the row belongs to this item.
-                let r = unsafe { self.add_projected(row, &norms.post_attention_norm) };
-                self.norm_input(row, &norms.ffn_norm, Some(r));
+            worker.share(n + draft.map_or(0, |draft| draft.stores(n)), |item| match draft {
+                Some(draft) if item >= n => draft.store(self, item - n),
+                _ => {
+                    // SAFETY: the row belongs to this item.
+                    let r = unsafe { self.add_projected(item, &norms.post_attention_norm) };
+                    self.norm_input(item, &norms.ffn_norm, Some(r));
+                }
             });
             worker.barrier()?;
 
             let input = b.input(hidden, n, b.a);
             let products = [(layer.ffn_gate, b.ffn_gate, ffn), (layer.ffn_up, b.ffn_up, ffn)];
-            share_products(self.kernels, worker, input, &products, Finish::Plain, &mut scratch.product);
+            share_products(
+                self.kernels,
+                worker,
+                &[ProductSet::plain(input, &products)],
+                &mut scratch.product,
+            );
             worker.barrier()?;
 
             let target = b.target(ffn, n);
@@ -127,7 +155,7 @@ impl StepContext<'_> {
 
             let input = b.input(ffn, n, b.ffn_up);
             let product = [(layer.ffn_down, b.projected, hidden)];
-            share_products(self.kernels, worker, input, &product, Finish::Plain, &mut scratch.product);
+            share_products(self.kernels, worker, &[ProductSet::plain(input, &product)], &mut scratch.product);
             worker.barrier()?;
 
             worker.share(n, |row| {
@@ -145,11 +173,8 @@ impl StepContext<'_> {
             let input = b.input(hidden, self.logit_rows, b.a);
             let finish = Finish::Logits { scale: g.logit_scale, cap: g.softcap };
             let product = [(self.weights.output, self.logits, g.vocab)];
-            share_products(self.kernels, worker, input, &product, finish, &mut scratch.product);
-        }
-        if let Some(draft) = self.draft {
-            worker.barrier()?;
-            draft.run(self, worker, scratch)?;
+            let set = ProductSet { input, products: &product, finish };
+            share_products(self.kernels, worker, &[set], &mut scratch.product);
         }
         Ok(())
     }

@@ -6,22 +6,21 @@
 //! K, V     = rope(rms_head(Wk g) * attn_k_norm), Wv g       for every draft layer, into the sliding blocks
 //! ```
 //!
-//! About one per cent of the target's own products. Every row gets them, also those of a long prompt that no draft will
+//! Four phases, which a step runs beside its own of the layer with the last tap, so that they need no barriers of their
+//! own. About one per cent of the target's own products. Every row gets them, also those of a long prompt that no draft will
 //! ever look back at: a block may be resumed at any of its positions later.
 #![allow(unsafe_code, reason = "threads write disjoint parts of shared buffers")]
 
-use muser_kv::{BLOCK_LEN, BlockId};
+use muser_kv::BLOCK_LEN;
 use muser_model::{DflashConfig, Draft};
 
 use super::{DraftLayerViews, Drafter, is_float};
-use crate::executor::kv::KvStore;
 use crate::executor::panels::{PanelBuffers, PanelPointers};
-use crate::executor::share::share_products;
-use crate::executor::step::{STORE_ROWS, StepContext, ThreadScratch, angles};
+use crate::executor::share::ProductSet;
+use crate::executor::step::{STORE_ROWS, StepContext, angles};
 use crate::kernels::Kernels;
-use crate::kernels::matmul::{Finish, MatrixView};
+use crate::kernels::matmul::{Input, MatrixView};
 use crate::kernels::unpack::Class;
-use crate::pool::{Broken, Worker};
 
 /// Row buffers are `[max_rows][width]`.
 pub(super) struct ExtendBuffers {
@@ -129,19 +128,20 @@ impl Drafter {
 }
 
 impl Drafter {
-    /// Stores zeros as K and V of one position, for a step that leaves the context out.
-    pub(crate) fn blank(&self, kernels: &Kernels, kv: &KvStore, block: BlockId, position: usize) {
-        let c = &self.model.config;
-        let zeros = &self.extend.zeros;
-        for layer in 0..self.layers.len() {
-            for kv_head in 0..c.kv_heads {
-                let view = kv.view(self.first_layer + layer, kv_head);
-                // SAFETY: `zeros` has `head_dim` values; the batch's tables were checked and no step runs.
-                unsafe {
-                    let zeros = zeros.as_ptr();
-                    (kernels.store_kv)(&view, block, position % BLOCK_LEN, zeros, zeros);
-                }
-            }
+    /// Key heads of all layers.
+    pub(crate) fn planes(&self) -> usize {
+        self.layers.len() * self.config().kv_heads
+    }
+
+    /// Stores zeros as K and V of all rows of one key head of one layer, for a step that leaves the context out.
+    pub(crate) fn blank(&self, step: &StepContext<'_>, plane: usize) {
+        let kv_heads = self.config().kv_heads;
+        let view = step.kv.view(self.first_layer + plane / kv_heads, plane % kv_heads);
+        let zeros = self.extend.zeros.as_ptr();
+        for place in step.rows {
+            let block = step.block(place, true);
+            // SAFETY: `zeros` has `head_dim` values; this plane of these positions belongs to the caller's item.
+            unsafe { (step.kernels.store_kv)(&view, block, place.position % BLOCK_LEN, zeros, zeros) };
         }
     }
 }
@@ -189,47 +189,52 @@ impl Extend<'_> {
         }
     }
 
-    /// From features to K and V. All threads call it after a barrier.
-    pub(crate) fn run(
-        &self,
-        step: &StepContext<'_>,
-        worker: &Worker<'_>,
-        scratch: &mut ThreadScratch,
-    ) -> Result<(), Broken> {
-        let c = self.config();
-        let n = step.rows.len();
-        let width = c.target_layers.len() * c.hidden;
-        let input = self.feature_panels.input(width, n, self.features);
-        let product = [(self.fc, self.context, c.hidden)];
-        share_products(step.kernels, worker, input, &product, Finish::Plain, &mut scratch.product);
-        worker.barrier()?;
-
-        let target = self.context_panels.target(c.hidden, n);
-        worker.share(n, |row| {
-            // SAFETY: the row belongs to this item, the weight has `hidden` values.
-            unsafe {
-                let g = self.context.add(row * c.hidden);
-                let weight = self.model.enc_output_norm.as_ptr();
-                (step.kernels.rms_norm)(g, weight, c.rms_eps, g, c.hidden);
-                (step.kernels.quantize)(g, row, 0, c.hidden, &target);
-            }
-        });
-        worker.barrier()?;
-
-        let input = self.context_panels.input(c.hidden, n, self.context);
-        share_products(step.kernels, worker, input, self.products, Finish::Plain, &mut scratch.product);
-        worker.barrier()?;
-
-        let chunks = n.div_ceil(STORE_ROWS);
-        worker.share(self.model.layers.len() * c.kv_heads * chunks, |item| {
-            let (layer, item) = (item / (c.kv_heads * chunks), item % (c.kv_heads * chunks));
-            self.store(step, layer, item % c.kv_heads, item / c.kv_heads * STORE_ROWS);
-        });
-        Ok(())
+    /// The layer whose input is the last one tapped.
+    pub(crate) fn last_tap(&self) -> usize {
+        self.config().target_layers.iter().copied().max().unwrap_or(0)
     }
 
-    /// Head norm, RoPE and KV of some rows of one key head of one layer.
-    fn store(&self, step: &StepContext<'_>, layer: usize, kv_head: usize, first: usize) {
+    /// First phase, of `rows` rows: from all features to what is normed, the product and its input.
+    pub(crate) fn fc(&self, rows: usize) -> (Input, [(MatrixView, *mut f32, usize); 1]) {
+        let c = self.config();
+        let width = c.target_layers.len() * c.hidden;
+        (self.feature_panels.input(width, rows, self.features), [(self.fc, self.context, c.hidden)])
+    }
+
+    /// Second phase: norm of one row.
+    pub(crate) fn norm(&self, step: &StepContext<'_>, row: usize) {
+        let c = self.config();
+        let target = self.context_panels.target(c.hidden, step.rows.len());
+        // SAFETY: the row belongs to the caller's item, the weight has `hidden` values.
+        unsafe {
+            let g = self.context.add(row * c.hidden);
+            let weight = self.model.enc_output_norm.as_ptr();
+            (step.kernels.rms_norm)(g, weight, c.rms_eps, g, c.hidden);
+            (step.kernels.quantize)(g, row, 0, c.hidden, &target);
+        }
+    }
+
+    /// Third phase: K and V of all layers, of `rows` rows.
+    pub(crate) fn keys_and_values(&self, rows: usize) -> ProductSet<'_> {
+        let input = self.context_panels.input(self.config().hidden, rows, self.context);
+        ProductSet::plain(input, self.products)
+    }
+
+    /// Items of the fourth phase, of `rows` rows.
+    pub(crate) fn stores(&self, rows: usize) -> usize {
+        let c = self.config();
+        self.model.layers.len() * c.kv_heads * rows.div_ceil(STORE_ROWS)
+    }
+
+    /// Fourth phase: head norm, RoPE and KV of some rows of one key head of one layer.
+    pub(crate) fn store(&self, step: &StepContext<'_>, item: usize) {
+        let c = self.config();
+        let per_layer = c.kv_heads * step.rows.len().div_ceil(STORE_ROWS);
+        let (layer, item) = (item / per_layer, item % per_layer);
+        self.store_head(step, layer, item % c.kv_heads, item / c.kv_heads * STORE_ROWS);
+    }
+
+    fn store_head(&self, step: &StepContext<'_>, layer: usize, kv_head: usize, first: usize) {
         let c = self.config();
         let norm = self.model.layers[layer].attn_k_norm.as_ptr();
         let view = step.kv.view(self.first_layer + layer, kv_head);

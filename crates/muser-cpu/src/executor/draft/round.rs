@@ -13,7 +13,7 @@ use muser_model::{DflashConfig, Draft, Model};
 use super::{DraftLayerViews, Drafter};
 use crate::executor::buffers::Pointers;
 use crate::executor::kv::{KvStore, head_view, layer_values};
-use crate::executor::share::{share_chunks, share_products};
+use crate::executor::share::{ProductSet, share_chunks, share_products};
 use crate::executor::step::{ThreadScratch, angles};
 use crate::kernels::Kernels;
 use crate::kernels::attention::{STATE_HEAD, TILE_QUERIES, Tile};
@@ -210,7 +210,7 @@ impl Round<'_> {
             let input = b.input(hidden, n, b.a);
             let products =
                 [(layer.attn_q, b.q, q_width), (layer.attn_k, b.k, kv_width), (layer.attn_v, b.v, kv_width)];
-            share_products(kernels, worker, input, &products, Finish::Plain, &mut scratch.product);
+            share_products(kernels, worker, &[ProductSet::plain(input, &products)], &mut scratch.product);
             worker.barrier()?;
 
             worker.share(n * c.kv_heads, |item| self.store(index, item / c.kv_heads, item % c.kv_heads));
@@ -229,7 +229,7 @@ impl Round<'_> {
 
             let input = b.input(q_width, n, b.o);
             let product = [(layer.attn_output, b.projected, hidden)];
-            share_products(kernels, worker, input, &product, Finish::Plain, &mut scratch.product);
+            share_products(kernels, worker, &[ProductSet::plain(input, &product)], &mut scratch.product);
             worker.barrier()?;
 
             worker.share(n, |row| {
@@ -240,7 +240,7 @@ impl Round<'_> {
 
             let input = b.input(hidden, n, b.a);
             let products = [(layer.ffn_gate, b.ffn_gate, ffn), (layer.ffn_up, b.ffn_up, ffn)];
-            share_products(kernels, worker, input, &products, Finish::Plain, &mut scratch.product);
+            share_products(kernels, worker, &[ProductSet::plain(input, &products)], &mut scratch.product);
             worker.barrier()?;
 
             let target = b.target(ffn, n);
@@ -256,7 +256,7 @@ impl Round<'_> {
 
             let input = b.input(ffn, n, b.ffn_up);
             let product = [(layer.ffn_down, b.projected, hidden)];
-            share_products(kernels, worker, input, &product, Finish::Plain, &mut scratch.product);
+            share_products(kernels, worker, &[ProductSet::plain(input, &product)], &mut scratch.product);
             worker.barrier()?;
 
             worker.share(n, |row| {
@@ -272,7 +272,12 @@ impl Round<'_> {
         let input = b.input(hidden, self.logit_rows, b.a);
         let finish = Finish::Logits { scale: g.logit_scale, cap: g.softcap };
         let product = [(self.target.output, self.logits, g.vocab)];
-        share_products(kernels, worker, input, &product, finish, &mut scratch.product);
+        share_products(
+            kernels,
+            worker,
+            &[ProductSet { input, products: &product, finish }],
+            &mut scratch.product,
+        );
         Ok(())
     }
 
