@@ -131,13 +131,13 @@ macro_rules! for_rows {
 }
 
 /// Rows from which on lines are asked for ahead.
-const FAR: usize = 5;
+const FAR: usize = 3;
 
 /// The next word of a tile. With several rows a kernel computes so long between two lines that the hardware does not run
 /// ahead far enough.
 #[inline(always)]
 unsafe fn word<S: Simd, const T: usize>(w: &Words<S>, j: usize) -> S::I {
-    if T >= FAR { w.next_asking::<true>(j) } else { w.next(j) }
+    if T >= FAR && S::N == TILE_ROWS { w.next_asking::<true>(j) } else { w.next(j) }
 }
 
 /// Q4_K, and Q5_K with its fifth bits.

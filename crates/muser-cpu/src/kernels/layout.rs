@@ -179,6 +179,18 @@ pub(super) fn ask(p: *const u8) {
     let _ = p;
 }
 
+/// As [`ask`], no nearer than into the second-level cache.
+#[inline(always)]
+pub(super) fn ask_second_level(p: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: as in `ask`.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(p.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
+}
+
 /// Asks for the cache line at `p`, which may be anywhere, to write to it.
 #[inline(always)]
 pub(super) fn ask_to_write(p: *mut f32) {

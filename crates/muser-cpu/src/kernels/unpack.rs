@@ -99,8 +99,9 @@ const FP4_CODES: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6
 
 const NIBBLE: i32 = 0x0f0f_0f0f;
 
-/// How far ahead [`Words::next_asking`] asks, in bytes: a tile's worth of Q4_K.
-const AHEAD: usize = 2304;
+/// How far ahead [`Words::next_asking`] asks, in bytes. 1,024 to 4,608 are worse than not asking at all: lines are then still on
+/// their way when they are needed, and the hardware has stopped running ahead.
+const AHEAD: usize = 9216;
 
 /// Reads the words of one tile at lane offset `lane`.
 pub(super) struct Words<S> {
@@ -129,12 +130,13 @@ impl<S: Simd> Words<S> {
         word
     }
 
-    /// [`Self::next`]; with `ASK` also asks for the line that lies [`AHEAD`] behind.
+    /// [`Self::next`]; with `ASK` also asks for the line that lies [`AHEAD`] behind. Into the second level: a line on its way to the first
+    /// occupies one of few places there all the time.
     #[inline(always)]
     pub(super) unsafe fn next_asking<const ASK: bool>(&self, j: usize) -> S::I {
         let word = self.next(j);
         if ASK {
-            super::layout::ask(self.words.wrapping_add(j * 64 + AHEAD));
+            super::layout::ask_second_level(self.words.wrapping_add(j * 64 + AHEAD));
         }
         word
     }
