@@ -167,16 +167,10 @@ struct Item {
   const u16 *k, *v;
 };
 
-// Moves to partial result i: in the same tile if it is there, else in the last tile whose first partial result is not
-// beyond i.
+// Moves to partial result i, in the same tile if it is there.
 DEVICE void seek(Item& item, u32 i, const AttnArgs& p, u32 tiles, int lane) {
   if (i - item.tile.part >= item.tile.parts * p.kv_heads) {
-    u32 index = 0;
-    for (u32 base = 0; base < tiles; base += 32) {
-      const bool before = base + lane < tiles && __ldcg(&p.tiles[base + lane].part) <= i;
-      index += __popc(__ballot_sync(~0u, before));
-    }
-    item.tile = load_tile(p.tiles + index - 1);
+    item.tile = load_tile(p.tiles + find_tile(p.tiles, tiles, i, lane));
   }
   const u32 inside = i - item.tile.part;
   item.kv_head = inside / item.tile.parts;

@@ -202,19 +202,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) exact_split(const __grid_c
   const u32 count = __ldcg(p.counts), tiles = __ldcg(p.counts + 1);
   const int lane = threadIdx.x & 31;
   for (u32 item = blockIdx.x; item < count; item += gridDim.x) {
-    u32 index = 0;  // the last tile whose first partial result is not beyond this one
-    for (u32 base = 0; base < tiles; base += 32) {
-      const bool before = base + lane < tiles && __ldcg(&p.tiles[base + lane].part) <= item;
-      index += __popc(__ballot_sync(~0u, before));
-    }
-    const Tile tile = load_tile(p.tiles + index - 1);
+    const u32 index = find_tile(p.tiles, tiles, item, lane);
+    const Tile tile = load_tile(p.tiles + index);
     const u32 inside = item - tile.part, kv_head = inside / tile.parts;
     load_queries(sh, p, tile, kv_head);
     float o[2][4];
     const u32 at = inside - kv_head * tile.parts;
     Keys keys;
     if (p.own) {
-      const u32* ends = p.ends + (index - 1) * 3;
+      const u32* ends = p.ends + index * 3;
       const int end = (int)__ldcg(ends);
       if (at + 1 < tile.parts) {
         keys = keys_of(p, tile, kv_head, at, end);

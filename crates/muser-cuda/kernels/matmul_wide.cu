@@ -334,6 +334,37 @@ template <int QT> DEVICE void round_weights(const SplitArgs& p) {
   }
 }
 
+// What the sums of a super-block are multiplied with, for rows g and g + 8 of a warp's row tile.
+template <int QT> struct Factors {
+  float d[2], dmin[2];
+  u32 mins[4];  // f16 pairs: the min of groups 2t (0, 1) and 2t + 1 (2, 3) of rows g and g + 8, once per 16 values
+  DEVICE Factors(u32 meta, int g, int t) {
+    if constexpr (QT == ROUNDED) {
+      d[0] = __uint_as_float(lds32(meta + g * 4));
+      d[1] = __uint_as_float(lds32(meta + g * 4 + 32));
+    } else if constexpr (QT == Q6K) {
+      const u32 dd = lds32(meta + g * 4);
+      d[0] = __fmul_rn(low_half(dd), 0.25f);
+      d[1] = __fmul_rn(high_half(dd), 0.25f);
+    } else {
+      const u32 dm0 = lds32(meta + g * 32 + 12);
+      const uint4 m1 = lds128(meta + g * 32 + 16);
+      const int high = t >> 1;
+      const u32 m[2] = {((m1.x >> (4 * high)) & 0x0F0F0F0Fu) | ((m1.z << (4 - 2 * high)) & 0x30303030u),
+                        ((m1.y >> (4 * high)) & 0x0F0F0F0Fu) | ((m1.z >> (2 * high)) & 0x30303030u)};
+#pragma unroll
+      for (int r = 0; r < 4; r++) {
+        const u32 byte = 2 * (t & 1) + (r >> 1);
+        mins[r] = half2_sub(__byte_perm(m[r & 1], 0x64646464u, 0x4040u | byte | byte << 8), 0x64006400u);
+      }
+      d[0] = low_half(dm0);
+      d[1] = low_half(m1.w);
+      dmin[0] = high_half(dm0);
+      dmin[1] = high_half(m1.w);
+    }
+  }
+};
+
 template <int QT> DEVICE void consume(const WideArgs& p, u32 base, u32 full, u32 empty) {
   using W = Weights<QT>;
   constexpr int SCALE_BYTES = scale_bytes<QT>();
@@ -373,58 +404,45 @@ template <int QT> DEVICE void consume(const WideArgs& p, u32 base, u32 full, u32
         wgmma_commit();
         if (half == 0) advance();
       }
+      // The rows' factors are made while the tensor core works: behind the wait they would be a chain of round trips.
+      bar_wait(full_scales + scale_slot * 8, scale_parity);
+      const u32 scales = scales0 + scale_slot * SCALE_BYTES;
+      const Factors<QT> f(scales + sum_bytes<QT>() + TOKENS * 4 + warp * meta_bytes<QT>(), g, t);
       wgmma_wait<1>();
       release(empty + first_slot * 8);
       wgmma_wait<0>();
       release(empty + slot * 8);
       advance();
-      bar_wait(full_scales + scale_slot * 8, scale_parity);
-      const u32 scales = scales0 + scale_slot * SCALE_BYTES, meta = scales + sum_bytes<QT>() + TOKENS * 4 + warp * meta_bytes<QT>();
       if constexpr (QT == ROUNDED) {
-        const float d0 = __uint_as_float(lds32(meta + g * 4)), d1 = __uint_as_float(lds32(meta + g * 4 + 32));
 #pragma unroll
         for (int j = 0; j < 16; j++) {
           const uint2 xd = lds64(scales + (j * 8 + 2 * t) * 4);
 #pragma unroll
           for (int r = 0; r < 4; r++)
-            sum[4 * j + r] = __fmaf_rn((float)hi[4 * j + r], __fmul_rn(r < 2 ? d0 : d1, __uint_as_float(r & 1 ? xd.y : xd.x)),
-                                       sum[4 * j + r]);
+            sum[4 * j + r] =
+                __fmaf_rn((float)hi[4 * j + r], __fmul_rn(f.d[r >> 1], __uint_as_float(r & 1 ? xd.y : xd.x)), sum[4 * j + r]);
         }
       } else if constexpr (QT == Q6K) {
-        const u32 dd = lds32(meta + g * 4);
-        const float d0 = __fmul_rn(low_half(dd), 0.25f), d1 = __fmul_rn(high_half(dd), 0.25f);
 #pragma unroll
         for (int j = 0; j < 16; j++) {
           const uint2 xd = lds64(scales + (j * 8 + 2 * t) * 4);
 #pragma unroll
           for (int r = 0; r < 4; r++)
             sum[4 * j + r] = __fmaf_rn((float)(hi[4 * j + r] * W::BASE + lo[4 * j + r]),
-                                       __fmul_rn(r < 2 ? d0 : d1, __uint_as_float(r & 1 ? xd.y : xd.x)), sum[4 * j + r]);
+                                       __fmul_rn(f.d[r >> 1], __uint_as_float(r & 1 ? xd.y : xd.x)), sum[4 * j + r]);
         }
       } else {
-        const u32 dm0 = lds32(meta + g * 32 + 12);
-        const uint4 m1 = lds128(meta + g * 32 + 16);
-        const int high = t >> 1;
-        const u32 m[2] = {((m1.x >> (4 * high)) & 0x0F0F0F0Fu) | ((m1.z << (4 - 2 * high)) & 0x30303030u),
-                          ((m1.y >> (4 * high)) & 0x0F0F0F0Fu) | ((m1.z >> (2 * high)) & 0x30303030u)};
-        u32 mins[4];  // f16 pairs: the min of groups 2t (0, 1) and 2t + 1 (2, 3) of rows g and g + 8, once per 16 values
-#pragma unroll
-        for (int r = 0; r < 4; r++) {
-          const u32 byte = 2 * (t & 1) + (r >> 1);
-          mins[r] = half2_sub(__byte_perm(m[r & 1], 0x64646464u, 0x4040u | byte | byte << 8), 0x64006400u);
-        }
-        const float e0 = low_half(dm0), n0 = high_half(dm0), e1 = low_half(m1.w), n1 = high_half(m1.w);
 #pragma unroll
         for (int j = 0; j < 16; j++) {
           const uint2 x = lds64(scales + (j * 8 + g) * 32 + t * 8), xd = lds64(scales + TOKENS * 32 + (j * 8 + 2 * t) * 4);
           float mn[4];
-          mma16_f16_zero(mn, mins, x.x, x.y);
+          mma16_f16_zero(mn, f.mins, x.x, x.y);
 #pragma unroll
           for (int r = 0; r < 4; r++) {
             const float d = __uint_as_float(r & 1 ? xd.y : xd.x);
             float& s = sum[4 * j + r];
-            s = __fmaf_rn((float)(hi[4 * j + r] * W::BASE + lo[4 * j + r]), __fmul_rn(r < 2 ? e0 : e1, d), s);
-            s = __fmaf_rn(-mn[r], __fmul_rn(r < 2 ? n0 : n1, d), s);
+            s = __fmaf_rn((float)(hi[4 * j + r] * W::BASE + lo[4 * j + r]), __fmul_rn(f.d[r >> 1], d), s);
+            s = __fmaf_rn(-mn[r], __fmul_rn(f.dmin[r >> 1], d), s);
           }
         }
       }
