@@ -252,15 +252,14 @@ def open_object(keys, name, data):
     of = Reader(data)
     must(of.take(8), (b"MUSRPACK",))
     must(of.number(2), (1,))
-    kind, sealed = must(of.number(1), (1, 2, 3, 4)), must(of.number(1), (0, 1))
+    kind, sealed = must(of.number(1), (1, 2, 3, 4)), must(of.number(1), (1, 2)) == 1
     header_bytes, epoch, chunk_bytes = of.number(4), of.number(4), of.number(4)
     payload, chunks, row_bytes, positions = of.number(8), of.number(4), of.number(4), of.number(4)
     must(of.number(4), (0,))
     must(of.take(16), (keys.id,))
     must(of.take(32), (name,))
     salt = of.take(32)
-    entry = 16 if sealed else 32
-    must(header_bytes, (-(-(128 + chunks * entry + 32) // 4096) * 4096,))
+    must(header_bytes, (-(-(128 + chunks * 16 + 32) // 4096) * 4096,))
     must(chunks, (-(-payload // chunk_bytes),))
     must(chunk_bytes % 4096 + chunk_bytes % row_bytes + payload % row_bytes, (0,))
     must(len(data), (header_bytes + payload,))
@@ -269,19 +268,19 @@ def open_object(keys, name, data):
     secret = keys.epochs[epoch]
     code = H(D("muser pack v1 authentication", secret), data[: header_bytes - 32])
     must(data[header_bytes - 32 : header_bytes], (code,))
-    must(data[128 + chunks * entry : header_bytes - 32].strip(b"\0"), (b"",))
+    must(data[128 + chunks * 16 : header_bytes - 32].strip(b"\0"), (b"",))
     purpose, label = LABELS[kind]
     secret = D(f"muser pack v1 {purpose} encryption", secret)
     key = hkdf_sha256(salt, secret, b"muser pack v1 data key" + label + name)
     plain = b""
     for i in range(chunks):
-        tag = data[128 + i * entry : 128 + (i + 1) * entry]
+        tag = data[128 + i * 16 : 144 + i * 16]
         chunk = data[header_bytes + i * chunk_bytes : header_bytes + min((i + 1) * chunk_bytes, payload)]
         number = struct.pack("<I", i)
         if sealed:
             chunk = gcm_open(key, number + bytes(8), blake3(data[:128]) + number, chunk, tag)
         else:
-            must(tag, (H(keys.chunk, chunk),))
+            gcm_open(key, number + b"\2" + bytes(7), chunk, b"", tag)
         plain += chunk
     return {"kind": kind, "row_bytes": row_bytes, "positions": positions, "chunk_bytes": chunk_bytes}, plain
 

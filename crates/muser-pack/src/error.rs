@@ -259,6 +259,16 @@ pub enum PackError {
     /// The caller stopped the work.
     #[error("cancelled")]
     Cancelled,
+    /// A restore did not stay within the caller's limits.
+    #[error("{what}: the limit is {limit}{}", needed.map_or_else(String::new, |needed| format!(", {needed} are needed")))]
+    Limit {
+        /// Which limit.
+        what: &'static str,
+        /// The limit.
+        limit: u64,
+        /// What the restore needs, where that is known.
+        needed: Option<u64>,
+    },
     /// The caller asked for something that does not exist.
     #[error("{what}: {expected} expected, {found} found")]
     Caller {
@@ -292,6 +302,7 @@ impl PackError {
             Self::Random => "random",
             Self::Busy => "busy",
             Self::Cancelled => "cancelled",
+            Self::Limit { .. } => "limit",
             Self::Caller { .. } => "caller",
         }
     }

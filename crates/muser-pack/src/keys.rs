@@ -20,8 +20,8 @@
 //! Labels are BLAKE3 derive-key contexts `muser pack v1 LABEL`. The data key of an object is
 //! HKDF-SHA256(salt of the object, secret, label and name of the object), so that no key meets two objects.
 
-use ring::rand::{SecureRandom as _, SystemRandom};
-use ring::{aead, hkdf};
+use aws_lc_rs::rand::{SecureRandom as _, SystemRandom};
+use aws_lc_rs::{aead, hkdf};
 use zeroize::{Zeroize as _, Zeroizing};
 
 use crate::object::Kind;

@@ -39,8 +39,8 @@ pub use identity::{
 pub use key_file::KeyFile;
 pub use keys::{EpochInfo, KeyRing, MAX_EPOCHS};
 pub use library::{
-    Fetch, Library, LibraryOptions, PackInfo, Plan, Publication, Published, RecordInfo, Scope, Segment,
-    VerifyReport, Wanted,
+    Fetch, Library, LibraryOptions, PackInfo, Place, Plan, Publication, Published, RecordInfo, RestoreLimits,
+    Scope, Segment, VerifyReport, Wanted,
 };
 pub use manifest::{ChainKey, MAX_POSITIONS};
 pub use name::{Area, ObjectName, PackId, SegmentId};

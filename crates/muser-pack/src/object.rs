@@ -4,9 +4,9 @@
 //!   0  8  magic "MUSRPACK"            44  4  reserved, 0
 //!   8  2  version, 1                  48 16  key id
 //!  10  1  kind                        64 32  name
-//!  11  1  sealing: 0 plain, 1 AES-256-GCM
+//!  11  1  sealing: 1 AES-256-GCM, 2 plain with AES-256-GMAC
 //!  12  4  header bytes (n × 4,096)    96 32  salt
-//!  16  4  key epoch                  128  …  one entry a chunk: 16 bytes GCM tag, or 32 bytes BLAKE3
+//!  16  4  key epoch                  128  …  a tag of 16 bytes for each chunk
 //!  20  4  chunk bytes (n × 4,096)      …  …  zeros
 //!  24  8  payload bytes              end-32  authentication of everything before it (keyed BLAKE3)
 //!  32  4  chunks
@@ -14,12 +14,13 @@
 //!  40  4  positions
 //! ```
 //!
-//! The header's code covers every tag, a tag covers its chunk, its number and the fixed header fields. So each byte of
-//! payload is authenticated once on its way in, chunk by chunk, in place in the reader's buffer: BLAKE3 over the whole
-//! would find nothing that the tags do not, and is left to `verify`.
+//! The header's code covers every tag and the fixed fields, a tag covers its chunk and its number under a key of this very
+//! object. So each byte of payload is authenticated once on its way in, chunk by chunk: BLAKE3 over the whole would find
+//! nothing that the tags do not, and is left to `verify`. A chunk is read into scratch memory that stays in a core's
+//! second-level cache and is decrypted from there into its place, which costs one pass over slow memory and not two.
 
-use ring::aead;
-use ring::rand::{SecureRandom as _, SystemRandom};
+use aws_lc_rs::aead;
+use aws_lc_rs::rand::{SecureRandom as _, SystemRandom};
 
 use crate::keys::{EpochKeys, KeyRing};
 use crate::store::ReadAt;
@@ -42,6 +43,10 @@ pub(crate) const USUAL_CHUNK_BYTES: u32 = 256 << 10;
 
 const FIXED: usize = 128;
 const MAC: usize = 32;
+const TAG: usize = 16;
+/// Values of the sealing byte. 0 was plain with hashes instead of tags, before the format was used by anybody.
+const ENCRYPTED: u8 = 1;
+const PLAIN: u8 = 2;
 
 /// What an object is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,12 +133,8 @@ impl PartialEq for Spec {
 impl Eq for Spec {}
 
 impl Header {
-    fn entry_bytes(&self) -> usize {
-        if self.encrypted { 16 } else { 32 }
-    }
-
     pub(crate) fn header_bytes(&self) -> usize {
-        (FIXED + self.chunks as usize * self.entry_bytes() + MAC).next_multiple_of(ALIGNMENT)
+        (FIXED + self.chunks as usize * TAG + MAC).next_multiple_of(ALIGNMENT)
     }
 
     pub(crate) fn chunk_range(&self, index: u32) -> (u64, usize) {
@@ -147,7 +148,7 @@ impl Header {
         let mut put = |at: usize, bytes: &[u8]| out[at..at + bytes.len()].copy_from_slice(bytes);
         put(0, &MAGIC);
         put(8, &VERSION.to_le_bytes());
-        put(10, &[self.spec.kind as u8, u8::from(self.encrypted)]);
+        put(10, &[self.spec.kind as u8, if self.encrypted { ENCRYPTED } else { PLAIN }]);
         put(12, &(self.header_bytes() as u32).to_le_bytes());
         put(16, &self.epoch.to_le_bytes());
         put(20, &self.spec.chunk_bytes.to_le_bytes());
@@ -184,12 +185,14 @@ impl Header {
             4 => Kind::Record,
             found => return malformed("kind", u64::from(found)),
         };
-        if bytes[11] > 1 {
-            return malformed("sealing", u64::from(bytes[11]));
-        }
+        let encrypted = match bytes[11] {
+            ENCRYPTED => true,
+            PLAIN => false,
+            found => return malformed("sealing", u64::from(found)),
+        };
         let header = Self {
             spec: Spec { kind, row_bytes: u32_at(36), positions: u32_at(40), chunk_bytes: u32_at(20) },
-            encrypted: bytes[11] == 1,
+            encrypted,
             epoch: u32_at(16),
             payload_bytes: u64::from_le_bytes(array(bytes, 24)),
             chunks: u32_at(32),
@@ -285,16 +288,13 @@ pub(crate) fn seal(
     let fixed = header.encode();
     let mut bytes = vec![0; header.header_bytes()];
     bytes[..FIXED].copy_from_slice(&fixed);
-    let entries = bytes[FIXED..].chunks_exact_mut(header.entry_bytes());
+    let entries = bytes[FIXED..].chunks_exact_mut(TAG);
     let mut body = Vec::with_capacity(payload.len());
-    let cipher = encrypt.then(|| Cipher::new(epoch_keys, &header, &fixed));
+    let cipher = Cipher::new(epoch_keys, &header, &fixed);
     for (index, (plain, entry)) in payload.chunks(spec.chunk_bytes as usize).zip(entries).enumerate() {
         let at = body.len();
         body.extend_from_slice(plain);
-        match &cipher {
-            Some(cipher) => entry.copy_from_slice(&cipher.seal(index as u32, &mut body[at..])?),
-            None => entry.copy_from_slice(&leaf(keys, plain)),
-        }
+        entry.copy_from_slice(&cipher.seal(index as u32, &mut body[at..])?);
     }
     let end = bytes.len() - MAC;
     let mac = blake3::keyed_hash(epoch_keys.authentication(), &bytes[..end]);
@@ -328,9 +328,9 @@ pub(crate) struct OpenedObject {
     pub(crate) storage_digest: [u8; 32],
     object: ObjectName,
     file: Box<dyn ReadAt>,
-    /// Entries of the chunk table.
-    table: Vec<u8>,
-    cipher: Option<Cipher>,
+    /// The chunks' tags.
+    tags: Vec<u8>,
+    cipher: Cipher,
 }
 
 impl OpenedObject {
@@ -353,7 +353,10 @@ impl OpenedObject {
             let known = fixed[..there] == MAGIC[..there];
             return Err(if known { truncated(ALIGNMENT as u64) } else { refuse(Refusal::NotAPack) });
         }
-        file.read_at(0, &mut fixed)?;
+        // Most headers are one page.
+        let mut bytes = vec![0; ALIGNMENT];
+        file.read_at(0, &mut bytes)?;
+        fixed.copy_from_slice(&bytes[..FIXED]);
         let header = Header::decode(&fixed).map_err(refuse)?;
         if header.key_id != *keys.key_id() {
             let (expected, found) = (keys.id(), crate::name::hex(&header.key_id));
@@ -367,17 +370,19 @@ impl OpenedObject {
         if found > expected {
             return Err(refuse(Refusal::Trailing { expected, found }));
         }
-        let mut bytes = vec![0; header.header_bytes()];
-        file.read_at(0, &mut bytes)?;
+        bytes.resize(header.header_bytes(), 0);
+        if bytes.len() > ALIGNMENT {
+            file.read_at(ALIGNMENT as u64, &mut bytes[ALIGNMENT..])?;
+        }
         let (covered, mac) = bytes.split_at(bytes.len() - MAC);
         let expected = blake3::keyed_hash(epoch_keys.authentication(), covered);
-        // `blake3::Hash` compares in constant time. The fixed part is compared as well: it was read twice.
+        // `blake3::Hash` compares in constant time.
         let mut storage_digest = [0; MAC];
         storage_digest.copy_from_slice(mac);
-        if expected != blake3::Hash::from_bytes(storage_digest) || covered[..FIXED] != fixed {
+        if expected != blake3::Hash::from_bytes(storage_digest) {
             return Err(refuse(Refusal::Header));
         }
-        let table_end = FIXED + header.chunks as usize * header.entry_bytes();
+        let table_end = FIXED + header.chunks as usize * TAG;
         if let Some(&found) = covered[table_end..].iter().find(|&&byte| byte != 0) {
             return Err(refuse(Refusal::Malformed { field: "padding", found: u64::from(found) }));
         }
@@ -387,33 +392,27 @@ impl OpenedObject {
         if sealed_only && !header.encrypted {
             return Err(refuse(Refusal::NotEncrypted));
         }
-        let cipher = header.encrypted.then(|| Cipher::new(epoch_keys, &header, &fixed));
-        let table = covered[FIXED..table_end].to_vec();
-        Ok(Self { header, storage_digest, object, file, table, cipher })
+        let cipher = Cipher::new(epoch_keys, &header, &fixed);
+        let tags = covered[FIXED..table_end].to_vec();
+        Ok(Self { header, storage_digest, object, file, tags, cipher })
     }
 
-    /// Reads a chunk into `out`, which has its length. On failure `out` holds zeros.
-    pub(crate) fn read_chunk(&self, keys: &KeyRing, index: u32, out: &mut [u8]) -> Result<(), PackError> {
+    /// Reads a chunk as it lies on disk into `scratch`, which is made as long as the chunk, and looks at nothing.
+    pub(crate) fn read_stored(&self, index: u32, scratch: &mut Vec<u8>) -> Result<(), PackError> {
         let (start, len) = self.header.chunk_range(index);
-        debug_assert_eq!(out.len(), len);
-        let offset = self.header.header_bytes() as u64 + start;
-        let entry_bytes = self.header.entry_bytes();
-        let entry = &self.table[index as usize * entry_bytes..][..entry_bytes];
-        let good = self.file.read_at(offset, out).map(|()| match &self.cipher {
-            Some(cipher) => cipher.open(index, entry, out),
-            None => blake3::Hash::from_bytes(leaf(keys, out)) == *entry,
-        });
-        match good {
-            Ok(true) => Ok(()),
-            Ok(false) => {
-                out.fill(0);
-                Err(PackError::refused(self.object, Refusal::Chunk { index }))
-            }
-            Err(error) => {
-                out.fill(0);
-                Err(error)
-            }
+        scratch.resize(len, 0);
+        self.file.read_at(self.header.header_bytes() as u64 + start, scratch)
+    }
+
+    /// Checks what [`OpenedObject::read_stored`] has read and writes its plaintext into `out`, which is as long. On failure
+    /// `out` holds zeros.
+    pub(crate) fn open_stored(&self, index: u32, stored: &[u8], out: &mut [u8]) -> Result<(), PackError> {
+        let tag = &self.tags[index as usize * TAG..][..TAG];
+        if stored.len() == out.len() && self.cipher.open(index, tag, stored, out) {
+            return Ok(());
         }
+        out.fill(0);
+        Err(PackError::refused(self.object, Refusal::Chunk { index }))
     }
 
     /// Bytes on disk.
@@ -427,18 +426,23 @@ impl OpenedObject {
     }
 
     /// Reads the whole payload, which is at most the limit of its kind.
-    pub(crate) fn read_all(&self, keys: &KeyRing) -> Result<Vec<u8>, PackError> {
+    pub(crate) fn read_all(&self) -> Result<Vec<u8>, PackError> {
         let mut payload = vec![0; self.header.payload_bytes as usize];
+        let mut scratch = Vec::new();
         let chunks = payload.chunks_mut(self.header.spec.chunk_bytes as usize);
         for (index, chunk) in chunks.enumerate() {
-            self.read_chunk(keys, index as u32, chunk)?;
+            self.read_stored(index as u32, &mut scratch)?;
+            self.open_stored(index as u32, &scratch, chunk)?;
         }
         Ok(payload)
     }
 }
 
+/// Seals and opens chunks: encrypted ones with AES-256-GCM, plain ones with the same cipher's authentication alone (GMAC),
+/// where the chunk is the associated data and nothing is encrypted.
 struct Cipher {
     key: aead::LessSafeKey,
+    encrypted: bool,
     /// Digest of the fixed header fields, then room for the chunk's number.
     associated: [u8; 36],
 }
@@ -447,31 +451,47 @@ impl Cipher {
     fn new(keys: &EpochKeys, header: &Header, fixed: &[u8; FIXED]) -> Self {
         let mut associated = [0; 36];
         associated[..32].copy_from_slice(blake3::hash(fixed).as_bytes());
-        Self { key: keys.data_key(header.spec.kind, &header.name, &header.salt), associated }
+        let key = keys.data_key(header.spec.kind, &header.name, &header.salt);
+        Self { key, encrypted: header.encrypted, associated }
     }
 
     /// The key is this object's own, so the chunk's number is a nonce that never repeats.
-    fn nonce_and_data(&self, index: u32) -> (aead::Nonce, aead::Aad<[u8; 36]>) {
+    fn nonce(&self, index: u32) -> aead::Nonce {
         let mut nonce = [0; 12];
         nonce[..4].copy_from_slice(&index.to_le_bytes());
-        let mut associated = self.associated;
-        associated[32..].copy_from_slice(&index.to_le_bytes());
-        (aead::Nonce::assume_unique_for_key(nonce), aead::Aad::from(associated))
+        nonce[4] = if self.encrypted { 0 } else { PLAIN };
+        aead::Nonce::assume_unique_for_key(nonce)
     }
 
-    fn seal(&self, index: u32, bytes: &mut [u8]) -> Result<[u8; 16], PackError> {
-        let (nonce, associated) = self.nonce_and_data(index);
-        let tag = self.key.seal_in_place_separate_tag(nonce, associated, bytes);
+    fn associated(&self, index: u32) -> aead::Aad<[u8; 36]> {
+        let mut associated = self.associated;
+        associated[32..].copy_from_slice(&index.to_le_bytes());
+        aead::Aad::from(associated)
+    }
+
+    fn seal(&self, index: u32, bytes: &mut [u8]) -> Result<[u8; TAG], PackError> {
+        let nonce = self.nonce(index);
+        let tag = if self.encrypted {
+            self.key.seal_in_place_separate_tag(nonce, self.associated(index), bytes)
+        } else {
+            self.key.seal_in_place_separate_tag(nonce, aead::Aad::from(&*bytes), &mut [])
+        };
         // Only a chunk beyond GCM's 64 GiB can fail.
         let tag = tag.map_err(|_| PackError::Random)?;
-        let mut out = [0; 16];
+        let mut out = [0; TAG];
         out.copy_from_slice(tag.as_ref());
         Ok(out)
     }
 
-    fn open(&self, index: u32, tag: &[u8], bytes: &mut [u8]) -> bool {
-        let (nonce, associated) = self.nonce_and_data(index);
-        let Ok(tag) = aead::Tag::try_from(tag) else { return false };
-        self.key.open_in_place_separate_tag(nonce, associated, tag, bytes, 0..).is_ok()
+    fn open(&self, index: u32, tag: &[u8], stored: &[u8], out: &mut [u8]) -> bool {
+        let nonce = self.nonce(index);
+        if self.encrypted {
+            return self.key.open_separate_gather(nonce, self.associated(index), stored, tag, out).is_ok();
+        }
+        let good = self.key.open_separate_gather(nonce, aead::Aad::from(stored), &[], tag, &mut []).is_ok();
+        if good {
+            out.copy_from_slice(stored);
+        }
+        good
     }
 }

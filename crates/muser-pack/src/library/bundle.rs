@@ -110,7 +110,7 @@ impl Library {
         let manifest_name = bundle.first;
         let opened = bundle.object(source, self.shared.options.encrypt, manifest_name)?;
         let refuse = |reason| PackError::refused(manifest_name, reason);
-        let manifest = Manifest::decode(&opened.read_all(source)?).map_err(refuse)?;
+        let manifest = Manifest::decode(&opened.read_all()?).map_err(refuse)?;
         if manifest.tenant != source.tenant(tenant).id {
             return Err(refuse(Refusal::ForeignModel { field: "tenant" }));
         }
@@ -133,7 +133,7 @@ impl Library {
             if !fits {
                 return Err(PackError::refused(segment.object(), Refusal::Swapped));
             }
-            publication.put(wanted.group, wanted.index, &opened.read_all(source)?)?;
+            publication.put(wanted.group, wanted.index, &opened.read_all()?)?;
         }
         publication.commit(pinned)
     }

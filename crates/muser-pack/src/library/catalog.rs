@@ -20,7 +20,7 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-use ring::rand::{SecureRandom as _, SystemRandom};
+use aws_lc_rs::rand::{SecureRandom as _, SystemRandom};
 
 use crate::keys::KeyRing;
 use crate::store::LockedCatalog;

@@ -123,7 +123,7 @@ impl Library {
             let name = segment.object();
             let read = || {
                 let opened = self.shared.open_object(&keys, name)?;
-                Ok((opened.header.spec, opened.read_all(&keys)?))
+                Ok((opened.header.spec, opened.read_all()?))
             };
             match read() {
                 Ok((spec, bytes)) => {

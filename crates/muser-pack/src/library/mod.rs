@@ -32,7 +32,7 @@ pub use lookup::Plan;
 pub use maintain::VerifyReport;
 pub use publish::{Publication, Published, Wanted};
 pub use records::RecordInfo;
-pub use restore::Fetch;
+pub use restore::{Fetch, Place, RestoreLimits};
 
 /// How a library behaves.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,6 +66,8 @@ struct Shared {
     writer: Mutex<View>,
     index: Mutex<Index>,
     counters: Counters,
+    /// Buffers for chunks on their way in.
+    scratch: Mutex<Vec<Vec<u8>>>,
 }
 
 /// One tenant's prefixes under one identity: what lookups and publications are about.
@@ -133,6 +135,7 @@ impl Library {
             options,
             index: Mutex::default(),
             counters: Counters::default(),
+            scratch: Mutex::default(),
         };
         let library = Self { shared: Arc::new(shared) };
         if let Some(_quiet) = library.shared.store.quiet()? {
@@ -398,7 +401,7 @@ impl Shared {
         if opened.header.spec.kind != Kind::Manifest {
             return Err(refuse(Refusal::Swapped));
         }
-        let payload = opened.read_all(&keys)?;
+        let payload = opened.read_all()?;
         let manifest = Manifest::decode(&payload).map_err(refuse)?;
         Ok((manifest, opened.storage_digest))
     }

@@ -273,7 +273,7 @@ impl Shared {
         let keys = self.keys();
         let read = || {
             let opened = self.open_object(&keys, id.object())?;
-            opened.read_all(&keys)
+            opened.read_all()
         };
         read().is_ok_and(|bytes: Vec<u8>| content_id(&keys, &scope.tenant.content, spec, &bytes) == id.0)
     }

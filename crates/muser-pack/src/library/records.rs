@@ -116,7 +116,7 @@ impl Library {
         if opened.storage_digest != digest {
             return Err(refuse(Refusal::Replayed));
         }
-        let payload = opened.read_all(&keys)?;
+        let payload = opened.read_all()?;
         let mut of = Reader::new(&payload);
         let read = |of: &mut Reader<'_>| {
             if of.string("record domain")? != DOMAIN {

@@ -1,15 +1,23 @@
 //! Restore: segments into the caller's memory, checked chunk by chunk as they arrive.
+//!
+//! A chunk goes from the store into scratch memory that a core's second-level cache holds, and from there, decrypted, into
+//! its place: slow memory is read once and written once. The place is borrowed for no longer than that, so whoever owns it
+//! can take it back between two chunks, whatever a disk or a network does meanwhile.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use muser_kv::KvGroup;
 
-use super::{Library, Scope, Segment};
+use super::{Library, Scope, Segment, Shared};
 use crate::counters::{add, add_time};
 use crate::object::Kind;
 use crate::{PackError, Refusal};
+
+/// Scratch buffers kept for the next restore.
+const MOST_SPARE: usize = 8;
 
 /// A segment to fetch and where to put it.
 #[derive(Debug)]
@@ -18,6 +26,63 @@ pub struct Fetch<'a> {
     pub segment: Segment,
     /// As many bytes as the segment has.
     pub out: &'a mut [u8],
+}
+
+/// Where the bytes of a segment go.
+pub trait Place {
+    /// Bytes that there is room for.
+    fn bytes(&self) -> usize;
+
+    /// Lends the bytes of `range` to `fill`, once; `false`, without a call, when the place is wanted for something else by
+    /// now. What `fill` is given need not be zeroed.
+    fn lend(&mut self, range: Range<usize>, fill: &mut dyn FnMut(&mut [u8])) -> bool;
+}
+
+impl Place for &mut [u8] {
+    fn bytes(&self) -> usize {
+        self.len()
+    }
+
+    fn lend(&mut self, range: Range<usize>, fill: &mut dyn FnMut(&mut [u8])) -> bool {
+        self.get_mut(range).map(fill).is_some()
+    }
+}
+
+/// Within what a restore has to stay.
+#[derive(Clone, Copy, Debug)]
+pub struct RestoreLimits<'a> {
+    /// Threads that read at the same time, the caller's among them.
+    pub threads: usize,
+    /// Most bytes of all segments together. More is refused before anything is read.
+    pub bytes: usize,
+    /// From the call on. Looked at between chunks of 256 KiB.
+    pub time: Duration,
+    /// Set by whoever wants it no longer. Looked at between chunks.
+    pub cancel: &'a AtomicBool,
+}
+
+/// Whether to go on.
+#[derive(Clone, Copy)]
+struct Stop<'a> {
+    cancel: &'a AtomicBool,
+    /// When, and how long after the start that is.
+    until: Option<(Instant, Duration)>,
+}
+
+impl Stop<'_> {
+    fn check(&self) -> Result<(), PackError> {
+        if self.cancel.load(Relaxed) {
+            return Err(PackError::Cancelled);
+        }
+        match self.until {
+            Some((until, limit)) if Instant::now() >= until => Err(PackError::Limit {
+                what: "time of a restore in milliseconds",
+                limit: limit.as_millis() as u64,
+                needed: None,
+            }),
+            _ => Ok(()),
+        }
+    }
 }
 
 impl Library {
@@ -34,11 +99,87 @@ impl Library {
         &self,
         scope: &Scope,
         segment: &Segment,
-        out: &mut [u8],
+        mut out: &mut [u8],
         cancel: &AtomicBool,
     ) -> Result<(), PackError> {
+        self.fetch_into(scope, segment, &mut out, cancel)
+    }
+
+    /// [`Library::fetch_unless`] into a place that is lent a chunk at a time. That the place is not lent any more counts as
+    /// cancelling.
+    pub fn fetch_into(
+        &self,
+        scope: &Scope,
+        segment: &Segment,
+        place: &mut dyn Place,
+        cancel: &AtomicBool,
+    ) -> Result<(), PackError> {
+        self.fetch_counted(scope, segment, place, Stop { cancel, until: None })
+    }
+
+    /// Fetches several segments with `threads` threads; gives up at the first failure or once `cancel` is set.
+    pub fn fetch_all(
+        &self,
+        scope: &Scope,
+        jobs: Vec<Fetch<'_>>,
+        threads: usize,
+        cancel: &AtomicBool,
+    ) -> Result<(), PackError> {
+        let limits = RestoreLimits { threads, bytes: usize::MAX, time: Duration::MAX, cancel };
+        self.fetch_within(scope, jobs, &limits)
+    }
+
+    /// Fetches several segments within limits; gives up at the first failure.
+    ///
+    /// # Errors
+    /// [`PackError::Limit`] beyond the limits on bytes (then nothing has been read) or time, [`PackError::Cancelled`].
+    pub fn fetch_within(
+        &self,
+        scope: &Scope,
+        jobs: Vec<Fetch<'_>>,
+        limits: &RestoreLimits<'_>,
+    ) -> Result<(), PackError> {
+        let needed = jobs.iter().map(|job| job.segment.bytes).fold(0, usize::saturating_add);
+        if needed > limits.bytes {
+            return Err(PackError::Limit {
+                what: "bytes of a restore",
+                limit: limits.bytes as u64,
+                needed: Some(needed as u64),
+            });
+        }
+        let until = Instant::now().checked_add(limits.time).map(|until| (until, limits.time));
+        let stop = Stop { cancel: limits.cancel, until };
+        let threads = limits.threads.clamp(1, jobs.len().max(1));
+        let jobs = Mutex::new(jobs.into_iter());
+        let failed = Mutex::new(None);
+        let any_failed = AtomicBool::new(false);
+        let next = || jobs.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let work = || {
+            while let Some(mut job) = next().filter(|_| !any_failed.load(Relaxed)) {
+                if let Err(error) = self.fetch_counted(scope, &job.segment, &mut job.out, stop) {
+                    any_failed.store(true, Relaxed);
+                    failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..threads {
+                scope.spawn(work);
+            }
+            work();
+        });
+        failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+    }
+
+    fn fetch_counted(
+        &self,
+        scope: &Scope,
+        segment: &Segment,
+        place: &mut dyn Place,
+        stop: Stop<'_>,
+    ) -> Result<(), PackError> {
         let started = Instant::now();
-        let outcome = self.read_segment(scope, segment, out, cancel);
+        let outcome = self.read_segment(scope, segment, place, stop);
         let counters = &self.shared.counters;
         match outcome {
             Ok(()) => {
@@ -54,55 +195,19 @@ impl Library {
         }
     }
 
-    /// Fetches several segments with `threads` threads; gives up at the first failure or once `cancel` is set.
-    pub fn fetch_all(
-        &self,
-        scope: &Scope,
-        jobs: Vec<Fetch<'_>>,
-        threads: usize,
-        cancel: &AtomicBool,
-    ) -> Result<(), PackError> {
-        let threads = threads.clamp(1, jobs.len().max(1));
-        let jobs = Mutex::new(jobs.into_iter());
-        let failed = Mutex::new(None);
-        let stop = AtomicBool::new(false);
-        let next = || jobs.lock().unwrap_or_else(PoisonError::into_inner).next();
-        let work = || {
-            while let Some(job) = next() {
-                if stop.load(Relaxed) || cancel.load(Relaxed) {
-                    break;
-                }
-                if let Err(error) = self.fetch_unless(scope, &job.segment, job.out, cancel) {
-                    stop.store(true, Relaxed);
-                    failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-                }
-            }
-        };
-        std::thread::scope(|scope| {
-            for _ in 1..threads {
-                scope.spawn(work);
-            }
-            work();
-        });
-        match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            Some(error) => Err(error),
-            None if cancel.load(Relaxed) => Err(PackError::Cancelled),
-            None => Ok(()),
-        }
-    }
-
     fn read_segment(
         &self,
         scope: &Scope,
         segment: &Segment,
-        out: &mut [u8],
-        cancel: &AtomicBool,
+        place: &mut dyn Place,
+        stop: Stop<'_>,
     ) -> Result<(), PackError> {
-        if out.len() != segment.bytes {
+        stop.check()?;
+        if place.bytes() != segment.bytes {
             return Err(PackError::Caller {
                 what: "buffer for a segment",
                 expected: format!("{} bytes", segment.bytes),
-                found: format!("{}", out.len()),
+                found: format!("{}", place.bytes()),
             });
         }
         let keys = self.keys();
@@ -121,11 +226,19 @@ impl Library {
         if !fits {
             return Err(PackError::refused(name, Refusal::Swapped));
         }
-        for (index, chunk) in out.chunks_mut(spec.chunk_bytes as usize).enumerate() {
-            if cancel.load(Relaxed) {
+        let mut scratch = Scratch::of(&self.shared);
+        for index in 0..opened.header.chunks {
+            stop.check()?;
+            opened.read_stored(index, &mut scratch.bytes)?;
+            let (start, len) = opened.header.chunk_range(index);
+            let mut outcome = Ok(());
+            let lent = place.lend(start as usize..start as usize + len, &mut |out| {
+                outcome = opened.open_stored(index, &scratch.bytes, out);
+            });
+            outcome?;
+            if !lent {
                 return Err(PackError::Cancelled);
             }
-            opened.read_chunk(&keys, index as u32, chunk)?;
         }
         Ok(())
     }
@@ -146,6 +259,29 @@ impl Library {
         );
         if damaged && let Err(error) = self.shared.store.quarantine(&segment.id.object()) {
             self.shared.counters.failed(error);
+        }
+    }
+}
+
+/// A buffer that goes back when it is dropped: a fresh one would cost page faults, and would not be in any cache.
+struct Scratch<'a> {
+    bytes: Vec<u8>,
+    shared: &'a Shared,
+}
+
+impl<'a> Scratch<'a> {
+    fn of(shared: &'a Shared) -> Self {
+        let spare = shared.scratch.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        Self { bytes: spare.unwrap_or_default(), shared }
+    }
+}
+
+impl Drop for Scratch<'_> {
+    fn drop(&mut self) {
+        let mut spare = self.shared.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        if spare.len() < MOST_SPARE && self.bytes.capacity() <= 2 * crate::object::USUAL_CHUNK_BYTES as usize
+        {
+            spare.push(std::mem::take(&mut self.bytes));
         }
     }
 }

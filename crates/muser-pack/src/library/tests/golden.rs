@@ -86,9 +86,27 @@ fn a_decoder_in_another_language_agrees() {
             expected.push(format!("{{\"group\": \"{name}\", \"block\": {index}, \"rows\": \"{rows}\"}}"));
         }
     }
-    for part in expected {
-        assert!(json.contains(&part), "{part} is missing in {json}");
+    for part in &expected {
+        assert!(json.contains(part), "{part} is missing in {json}");
     }
+    // The same, authenticated only.
+    let options = LibraryOptions { encrypt: false, ..LibraryOptions::default() };
+    let plain = Library::open(Arc::new(MemoryStore::new()), keys.clone(), options).expect("opened");
+    let id = publish(&plain, &plain.scope(identity(), ""), &units()).expect("published").id;
+    let mut bundle = Vec::new();
+    plain.export(id, &mut bundle).expect("exported");
+    let path = folder.path().join("plain");
+    std::fs::write(&path, &bundle).expect("written");
+    let decoded = decode(&path).expect("python3");
+    assert!(decoded.status.success(), "{}", String::from_utf8_lossy(&decoded.stderr));
+    let json = String::from_utf8(decoded.stdout).expect("text");
+    for part in &expected {
+        assert!(json.contains(part), "{part} is missing in {json}");
+    }
+    let last = bundle.len() - 1;
+    bundle[last] ^= 1;
+    std::fs::write(&path, &bundle).expect("written");
+    assert!(!decode(&path).expect("python3").status.success(), "plain bytes are not checked");
     // It is strict as well: one changed bit anywhere but in the gaps.
     let bundle = std::fs::read(golden("kvpack-v1.bundle")).expect("read");
     for offset in [3, 20, 40, 4096 + 17, 4096 + 70, 8192 + 100, bundle.len() - 1] {

@@ -256,7 +256,7 @@ fn records_keep_their_last_revision() {
 fn again_is(store: &MemoryStore, name: ObjectName, keys: &KeyRing) -> bool {
     let Ok(Some(file)) = store.open(&name) else { return false };
     let opened = OpenedObject::open(keys, true, name, file).expect("authentic");
-    let payload = opened.read_all(keys).expect("authentic");
+    let payload = opened.read_all().expect("authentic");
     payload.windows(6).any(|bytes| bytes == b"second")
 }
 
