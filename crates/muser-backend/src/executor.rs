@@ -81,6 +81,12 @@ impl ExecutorInfo {
     }
 }
 
+/// The memory of one KV block, lent to whoever fills it. Dropping it gives the block back.
+pub trait LentBlock: Send {
+    /// The block, in the layout of [`Executor::export_block`]; until it is written it holds whatever was there.
+    fn bytes(&mut self) -> &mut [u8];
+}
+
 /// A loaded model on a device, with the memory of its KV blocks.
 ///
 /// One thread drives an executor. A failed step leaves the executor usable; the KV rows that the step was writing are
@@ -153,4 +159,12 @@ pub trait Executor: Send {
 
     /// Copies a block in, as written by [`Executor::export_block`] of the same route.
     fn import_block(&mut self, group: KvGroup, block: BlockId, src: &[u8]) -> Result<(), ExecError>;
+
+    /// Lends a block so that another thread can fill it in place of [`Executor::import_block`]. Until the loan is dropped,
+    /// whatever names the block (steps, drafts, copies, another loan) is refused. `None` where the memory cannot be written
+    /// from outside, or the block is lent already.
+    fn lend_block(&mut self, group: KvGroup, block: BlockId) -> Option<Box<dyn LentBlock>> {
+        let _ = (group, block);
+        None
+    }
 }

@@ -15,5 +15,5 @@ mod reference;
 pub use batch::{Row, RowInput, RowWants, SeqRows, StepBatch, StepOutput, argmax, candidates};
 pub use draft::{DraftBatch, DraftSeq, check_draft, draft_mark};
 pub use error::ExecError;
-pub use executor::{DraftInfo, Executor, ExecutorInfo, KvCapacity, KvType};
+pub use executor::{DraftInfo, Executor, ExecutorInfo, KvCapacity, KvType, LentBlock};
 pub use reference::ReferenceExecutor;

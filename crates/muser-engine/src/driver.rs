@@ -172,9 +172,14 @@ impl Driver {
             self.end(&sequence, &end, now);
         }
         let works = !self.plan.items.is_empty() || !self.plan.moves.is_empty();
+        // A block that is spilled to host memory must be so before somebody else writes into it.
+        if self.plan.moves.is_empty() {
+            self.begin_fetches();
+        }
         if works {
             self.run_step();
         }
+        self.begin_fetches();
         self.publish_figures();
         if works || worked || self.plan.changed || self.plan.preempted > 0 {
             Turn::Worked

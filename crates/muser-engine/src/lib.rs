@@ -43,8 +43,8 @@ pub use events::{
 pub use handle::{Engine, EngineHandle, Shutdown};
 pub use metrics::{HistogramSnapshot, LATENCY_BOUNDS_S, MOST_PROPOSALS, MetricsSnapshot};
 pub use prefix::{
-    BlockBytes, Delivery, ExportError, Found, PrefixOffer, PrefixQuery, PrefixSource, RestoreFailure,
-    StoredPrefix,
+    BlockBytes, BlockPlace, Delivery, ExportError, Found, PrefixOffer, PrefixQuery, PrefixSource,
+    RestoreFailure, StoredPrefix,
 };
 pub use request::{
     ConstraintFactory, ContextPolicy, ImageRows, Prompt, Request, RequestKind, ShiftPlan, StopWatch,

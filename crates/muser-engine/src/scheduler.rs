@@ -20,7 +20,7 @@ use muser_kv::{BLOCK_LEN, BlockCopy, BlockId, Evicted, HostKey, HostTier, KvCach
 use crate::{
     FinishReason, RequestError, RestoreFailure,
     pace::Pace,
-    prefix::{Begun, External, Holds},
+    prefix::{Begun, External, Fetching, Holds},
     sequence::Sequence,
 };
 
@@ -91,6 +91,8 @@ pub(crate) struct StepPlan {
     pub(crate) restore_failures: Vec<RestoreFailure>,
     /// Prefixes that a source brought: positions and time.
     pub(crate) restored: Vec<(u64, Duration)>,
+    /// Fetches that begin when the moves have been made.
+    pub(crate) fetches: Vec<Fetching>,
     /// Something happened beside the items (an admission), so plan again soon.
     pub(crate) changed: bool,
     /// When to look again though nothing happens.
@@ -105,6 +107,7 @@ impl StepPlan {
         self.preempted = 0;
         self.restore_failures.clear();
         self.restored.clear();
+        self.fetches.clear();
         self.changed = false;
         self.wake_at = None;
     }

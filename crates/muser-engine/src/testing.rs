@@ -8,16 +8,17 @@
 //! ones are likely. What it reads through the sliding table decides what it proposes.
 
 use std::{
+    collections::BTreeSet,
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
 
 use muser_backend::{
-    DraftBatch, DraftInfo, ExecError, Executor, ExecutorInfo, KvCapacity, KvType, RowInput, SeqRows,
-    StepBatch, StepOutput,
+    DraftBatch, DraftInfo, ExecError, Executor, ExecutorInfo, KvCapacity, KvType, LentBlock, RowInput,
+    SeqRows, StepBatch, StepOutput,
 };
 use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
 use muser_model::Geometry;
@@ -210,6 +211,37 @@ pub(crate) struct ScriptedExecutor {
     costs: Option<(Costs, Arc<AtomicU64>)>,
     /// The next draft fails.
     draft_fails: Arc<AtomicBool>,
+    lent: Arc<Mutex<Lent>>,
+}
+
+/// Group (as in `blocks`) and number.
+type BlockAt = (usize, usize);
+
+/// Blocks in other hands, and what came back and is not in its place yet.
+#[derive(Default)]
+struct Lent {
+    out: BTreeSet<BlockAt>,
+    returned: Vec<(BlockAt, Vec<u8>)>,
+}
+
+struct ScriptedLoan {
+    at: BlockAt,
+    bytes: Vec<u8>,
+    home: Arc<Mutex<Lent>>,
+}
+
+impl LentBlock for ScriptedLoan {
+    fn bytes(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+}
+
+impl Drop for ScriptedLoan {
+    fn drop(&mut self) {
+        let mut lent = self.home.lock().unwrap_or_else(PoisonError::into_inner);
+        lent.out.remove(&self.at);
+        lent.returned.push((self.at, std::mem::take(&mut self.bytes)));
+    }
 }
 
 /// Microseconds of a step and of a draft by rows.
@@ -231,6 +263,28 @@ impl ScriptedExecutor {
             largest_step: Arc::default(),
             costs: None,
             draft_fails: Arc::default(),
+            lent: Arc::default(),
+        }
+    }
+
+    fn lent(&self) -> MutexGuard<'_, Lent> {
+        self.lent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts into its place what borrowers have written.
+    fn settle(&mut self) {
+        let returned = std::mem::take(&mut self.lent().returned);
+        for ((group, block), bytes) in returned {
+            fill(&mut self.blocks[group][block], &bytes);
+        }
+    }
+
+    /// Refuses blocks that are lent.
+    fn check_ours(&self, group: usize, blocks: &[BlockId]) -> Result<(), ExecError> {
+        let lent = self.lent();
+        match blocks.iter().find(|block| lent.out.contains(&(group, block.0 as usize))) {
+            Some(block) => Err(ExecError::InvalidBatch(format!("block {} is lent", block.0))),
+            None => Ok(()),
         }
     }
 
@@ -305,6 +359,11 @@ impl Executor for ScriptedExecutor {
 
     fn step(&mut self, batch: &StepBatch, out: &mut StepOutput) -> Result<(), ExecError> {
         batch.validate(&self.geometry, self.capacity, self.info.max_rows)?;
+        self.settle();
+        for seq in batch.seqs() {
+            self.check_ours(0, batch.sliding_table(seq))?;
+            self.check_ours(1, batch.full_table(seq))?;
+        }
         self.largest_step.fetch_max(batch.rows().len() as u64, Ordering::Relaxed);
         self.steps += 1;
         let fault = self.fault.load(Ordering::Relaxed);
@@ -345,6 +404,7 @@ impl Executor for ScriptedExecutor {
     fn draft(&mut self, batch: &DraftBatch, logits: &mut Vec<f32>) -> Result<(), ExecError> {
         let info = self.info.draft.expect("the engine asks only executors with a draft");
         batch.validate(info, VOCAB, self.capacity)?;
+        self.settle();
         logits.clear();
         for seq in batch.seqs() {
             let (start, table) = (seq.pos as usize, batch.sliding_table(seq));
@@ -376,6 +436,12 @@ impl Executor for ScriptedExecutor {
     }
 
     fn export_block(&self, group: KvGroup, block: BlockId, dst: &mut [u8]) -> Result<(), ExecError> {
+        let at = (usize::from(group == KvGroup::Full), block.0 as usize);
+        self.check_ours(at.0, &[block])?;
+        if let Some((_, bytes)) = self.lent().returned.iter().rev().find(|(block, _)| *block == at) {
+            dst.copy_from_slice(bytes);
+            return Ok(());
+        }
         for (to, row) in dst.chunks_exact_mut(8).zip(&self.blocks(group)[block.0 as usize]) {
             to.copy_from_slice(&row.to_le_bytes());
         }
@@ -383,13 +449,30 @@ impl Executor for ScriptedExecutor {
     }
 
     fn import_block(&mut self, group: KvGroup, block: BlockId, src: &[u8]) -> Result<(), ExecError> {
-        let memory = &mut self.blocks[usize::from(group == KvGroup::Full)][block.0 as usize];
-        for (to, bytes) in memory.iter_mut().zip(src.chunks_exact(8)) {
-            let mut word = [0; 8];
-            word.copy_from_slice(bytes);
-            *to = u64::from_le_bytes(word);
-        }
+        let group = usize::from(group == KvGroup::Full);
+        self.settle();
+        self.check_ours(group, &[block])?;
+        fill(&mut self.blocks[group][block.0 as usize], src);
         Ok(())
+    }
+
+    /// Every other block, so that both ways in are used.
+    fn lend_block(&mut self, group: KvGroup, block: BlockId) -> Option<Box<dyn LentBlock>> {
+        let at = (usize::from(group == KvGroup::Full), block.0 as usize);
+        if block.0.is_multiple_of(2) || !self.lent().out.insert(at) {
+            return None;
+        }
+        self.settle();
+        let bytes = vec![0xEE; self.info.block_bytes(group)];
+        Some(Box::new(ScriptedLoan { at, bytes, home: Arc::clone(&self.lent) }))
+    }
+}
+
+fn fill(memory: &mut [u64; BLOCK_LEN], bytes: &[u8]) {
+    for (to, bytes) in memory.iter_mut().zip(bytes.chunks_exact(8)) {
+        let mut word = [0; 8];
+        word.copy_from_slice(bytes);
+        *to = u64::from_le_bytes(word);
     }
 }
 

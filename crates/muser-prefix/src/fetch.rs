@@ -1,11 +1,13 @@
 //! The threads that bring segments from the store into the engine's hands.
 
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-use muser_engine::{Delivery, RestoreFailure};
-use muser_pack::{PackError, Plan, Refusal, Segment};
+use muser_engine::{BlockPlace, Delivery, RestoreFailure};
+use muser_pack::{PackError, Place, Plan, Refusal, Segment};
 
 use crate::source::Shared;
 
@@ -17,11 +19,21 @@ pub(crate) struct FetchJob {
     _leases: Mutex<Vec<Plan>>,
     delivery: Mutex<Option<Delivery>>,
     delivered: AtomicUsize,
+    /// When it has taken too long, and how long that is.
+    until: Option<Instant>,
+    limit_ms: u64,
 }
 
 impl FetchJob {
-    pub(crate) fn new(segments: Vec<Segment>, leases: Vec<Plan>, delivery: Delivery) -> Self {
+    pub(crate) fn new(
+        segments: Vec<Segment>,
+        leases: Vec<Plan>,
+        delivery: Delivery,
+        limit: Option<Duration>,
+    ) -> Self {
         Self {
+            until: limit.and_then(|limit| Instant::now().checked_add(limit)),
+            limit_ms: limit.map_or(0, |limit| limit.as_millis() as u64),
             segments,
             next: AtomicUsize::new(0),
             _leases: Mutex::new(leases),
@@ -55,14 +67,22 @@ fn work(shared: &Shared, job: &FetchJob) {
     loop {
         let Some(segment) = job.segments.get(job.next.fetch_add(1, Ordering::Relaxed)) else { return };
         let given_up = || delivery.is_cancelled() || shared.closed.load(Ordering::Relaxed);
-        let Some(mut buffer) = shared.buffers.take(segment.bytes, given_up) else {
-            job.end();
-            return;
-        };
         let cancel = delivery.cancel_flag();
-        match shared.library.fetch_unless(&shared.scope, segment, &mut buffer.bytes, cancel) {
+        let outcome = if job.until.is_some_and(|until| Instant::now() >= until) {
+            Err(PackError::Limit { what: "time of a restore", limit: job.limit_ms, needed: None })
+        } else if let Some(place) = delivery.place(segment.group, segment.index) {
+            let fetched = shared.library.fetch_into(&shared.scope, segment, &mut InPlace(&place), cancel);
+            fetched.map(|()| delivery.filled(place))
+        } else {
+            let Some(mut buffer) = shared.buffers.take(segment.bytes, given_up) else {
+                job.end();
+                return;
+            };
+            let fetched = shared.library.fetch_unless(&shared.scope, segment, &mut buffer.bytes, cancel);
+            fetched.map(|()| delivery.give(segment.group, segment.index, Box::new(buffer)))
+        };
+        match outcome {
             Ok(()) => {
-                delivery.give(segment.group, segment.index, Box::new(buffer));
                 if job.delivered.fetch_add(1, Ordering::Relaxed) + 1 == job.segments.len() {
                     job.end();
                 }
@@ -81,12 +101,26 @@ fn work(shared: &Shared, job: &FetchJob) {
     }
 }
 
+/// The engine's memory as the store's readers see it.
+struct InPlace<'a>(&'a BlockPlace);
+
+impl Place for InPlace<'_> {
+    fn bytes(&self) -> usize {
+        self.0.bytes()
+    }
+
+    fn lend(&mut self, range: Range<usize>, fill: &mut dyn FnMut(&mut [u8])) -> bool {
+        self.0.write(range, fill)
+    }
+}
+
 fn reason(error: &PackError) -> RestoreFailure {
     match error {
         PackError::Refused { reason: Refusal::MissingSegment, .. } | PackError::NotFound { .. } => {
             RestoreFailure::Missing
         }
         PackError::Refused { .. } => RestoreFailure::Invalid,
+        PackError::Limit { .. } => RestoreFailure::Slow,
         _ => RestoreFailure::Store,
     }
 }

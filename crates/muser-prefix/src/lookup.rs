@@ -131,7 +131,13 @@ impl StoredPrefix for PackedPrefix {
     fn fetch(&self, wanted: Vec<(KvGroup, usize)>, delivery: Delivery) {
         match self.segments(&wanted) {
             Ok((segments, leases)) => {
-                let job = Arc::new(FetchJob::new(segments, leases, delivery));
+                let options = &self.shared.options;
+                let bytes = segments.iter().map(|segment| segment.bytes).fold(0, usize::saturating_add);
+                if options.restore_bytes.is_some_and(|most| bytes > most) {
+                    delivery.fail(RestoreFailure::NoMemory, None);
+                    return;
+                }
+                let job = Arc::new(FetchJob::new(segments, leases, delivery, options.restore_time));
                 // One place in the queue for each thread that may help.
                 for _ in 0..self.shared.options.fetch_threads.max(1) {
                     drop(self.shared.fetches.push(Arc::clone(&job)));

@@ -27,9 +27,13 @@ const MOST_REQUESTS: usize = 4096;
 pub struct PackOptions {
     /// Threads that fetch and verify.
     pub fetch_threads: usize,
-    /// Most bytes between store and engine. Two blocks for each thread are used at most: buffers that are used again are
+    /// Most bytes between store and engine, where the engine's memory cannot be written in place. Two blocks for each thread are used at most: buffers that are used again are
     /// in the processor's caches, and fresh pages would cost more than the copy into them.
     pub ahead_bytes: usize,
+    /// Most bytes that one restore may fetch; what would need more is computed. `None`: as many as the engine has memory for.
+    pub restore_bytes: Option<usize>,
+    /// Longest time of a restore; one that has not ended by then is given up. `None`: as long as it gets on.
+    pub restore_time: Option<Duration>,
     /// Keep what is computed. Without it only what is there is used.
     pub publish: bool,
     /// Shortest prefix worth keeping (positions).
@@ -44,6 +48,8 @@ impl Default for PackOptions {
         Self {
             fetch_threads: cores.clamp(1, 4),
             ahead_bytes: 48 << 20,
+            restore_bytes: None,
+            restore_time: None,
             publish: true,
             least_positions: muser_kv::BLOCK_LEN,
             rest: 49,

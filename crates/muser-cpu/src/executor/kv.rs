@@ -9,7 +9,10 @@
     reason = "buffers are aligned to 2 MiB and blocks are whole cache lines"
 )]
 
-use muser_backend::{ExecError, KvCapacity};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use muser_backend::{ExecError, KvCapacity, LentBlock};
 use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
 use muser_model::Geometry;
 
@@ -33,8 +36,58 @@ pub(crate) struct KvStore {
     full_values: usize,
     sliding_values: usize,
     capacity: KvCapacity,
-    full: Option<HugeBuffer>,
-    sliding: Option<HugeBuffer>,
+    full: Option<Arc<HugeBuffer>>,
+    sliding: Option<Arc<HugeBuffer>>,
+    loans: Arc<Loans>,
+}
+
+/// Which blocks are lent: while they are, their bytes are the borrowers'.
+#[derive(Default)]
+struct Loans {
+    count: AtomicUsize,
+    full: Box<[AtomicBool]>,
+    sliding: Box<[AtomicBool]>,
+}
+
+impl Loans {
+    fn of(&self, group: KvGroup) -> &[AtomicBool] {
+        match group {
+            KvGroup::Full => &self.full,
+            KvGroup::Sliding => &self.sliding,
+        }
+    }
+
+    fn is_lent(&self, group: KvGroup, block: BlockId) -> bool {
+        // The count is there so that steps, which name many blocks, look at one word.
+        self.count.load(Ordering::Acquire) > 0
+            && self.of(group).get(block.0 as usize).is_some_and(|lent| lent.load(Ordering::Acquire))
+    }
+}
+
+/// A block in somebody else's hands.
+struct Loan {
+    /// Outlives the executor if need be.
+    buffer: Arc<HugeBuffer>,
+    loans: Arc<Loans>,
+    group: KvGroup,
+    block: usize,
+    bytes: usize,
+}
+
+impl LentBlock for Loan {
+    fn bytes(&mut self) -> &mut [u8] {
+        let at = self.buffer.ptr().wrapping_add(self.block * self.bytes);
+        // SAFETY: the block lies inside the buffer, whose memory is zeroed when it is mapped. Its flag is set, so that the
+        // store neither touches nor lends it again before this is dropped, and `self` is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(at, self.bytes) }
+    }
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        self.loans.of(self.group)[self.block].store(false, Ordering::Release);
+        self.loans.count.fetch_sub(1, Ordering::Release);
+    }
 }
 
 impl KvStore {
@@ -47,6 +100,7 @@ impl KvStore {
             capacity: KvCapacity { full: 0, sliding: 0 },
             full: None,
             sliding: None,
+            loans: Arc::default(),
         };
         for &sliding in &geometry.sliding {
             let group = if sliding { KvGroup::Sliding } else { KvGroup::Full };
@@ -92,7 +146,13 @@ impl KvStore {
             HugeBuffer::new(bytes, true, "KV blocks")
         };
         let (full, sliding) = (map(KvGroup::Full, capacity.full)?, map(KvGroup::Sliding, capacity.sliding)?);
-        (self.full, self.sliding) = (Some(full), Some(sliding));
+        (self.full, self.sliding) = (Some(Arc::new(full)), Some(Arc::new(sliding)));
+        let none_lent = |blocks: u32| (0..blocks).map(|_| AtomicBool::new(false)).collect();
+        self.loans = Arc::new(Loans {
+            count: AtomicUsize::new(0),
+            full: none_lent(capacity.full),
+            sliding: none_lent(capacity.sliding),
+        });
         self.capacity = capacity;
         Ok(())
     }
@@ -104,13 +164,44 @@ impl KvStore {
             KvGroup::Full => &self.full,
             KvGroup::Sliding => &self.sliding,
         };
-        let base = buffer.as_ref().map_or(std::ptr::null_mut(), HugeBuffer::ptr).cast::<u16>();
+        let base = buffer.as_ref().map_or(std::ptr::null_mut(), |buffer| buffer.ptr()).cast::<u16>();
         let layer = base.wrapping_add(place.at);
         head_view(layer, kv_head, place.kv_heads, place.head_dim, self.block_values(place.group))
     }
 
+    /// Refuses blocks that are lent.
+    pub(crate) fn check_ours(&self, group: KvGroup, blocks: &[BlockId]) -> Result<(), ExecError> {
+        if self.loans.count.load(Ordering::Acquire) == 0 {
+            return Ok(());
+        }
+        match blocks.iter().find(|&&block| self.loans.is_lent(group, block)) {
+            None => Ok(()),
+            Some(block) => Err(ExecError::InvalidBatch(format!(
+                "{group:?} block {} is lent, and somebody else is filling it",
+                block.0
+            ))),
+        }
+    }
+
+    /// Lends a block; `None` if there is none, or it is lent already.
+    pub(crate) fn lend(&self, group: KvGroup, block: BlockId) -> Option<Box<dyn LentBlock>> {
+        let buffer = match group {
+            KvGroup::Full => &self.full,
+            KvGroup::Sliding => &self.sliding,
+        };
+        let buffer = Arc::clone(buffer.as_ref()?);
+        let flag = self.loans.of(group).get(block.0 as usize)?;
+        if flag.swap(true, Ordering::AcqRel) {
+            return None;
+        }
+        self.loans.count.fetch_add(1, Ordering::AcqRel);
+        let (loans, bytes) = (Arc::clone(&self.loans), self.block_bytes(group));
+        Some(Box::new(Loan { buffer, loans, group, block: block.0 as usize, bytes }))
+    }
+
     /// First byte of a block, and its length.
     fn block(&self, group: KvGroup, block: BlockId, bytes: usize) -> Result<*mut u8, ExecError> {
+        self.check_ours(group, &[block])?;
         let (buffer, count) = match group {
             KvGroup::Full => (&self.full, self.capacity.full),
             KvGroup::Sliding => (&self.sliding, self.capacity.sliding),

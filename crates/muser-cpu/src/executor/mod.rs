@@ -12,8 +12,8 @@ mod step;
 mod tests;
 
 use muser_backend::{
-    DraftBatch, ExecError, Executor, ExecutorInfo, KvCapacity, KvType, StepBatch, StepOutput, arith,
-    draft_mark,
+    DraftBatch, ExecError, Executor, ExecutorInfo, KvCapacity, KvType, LentBlock, StepBatch, StepOutput,
+    arith, draft_mark,
 };
 use muser_gguf::GgmlType;
 use muser_kv::{BlockId, KvGroup};
@@ -218,6 +218,10 @@ impl Executor for CpuExecutor {
 
     fn step(&mut self, batch: &StepBatch, out: &mut StepOutput) -> Result<(), ExecError> {
         batch.validate(&self.model.geometry, self.kv.capacity(), self.info.max_rows)?;
+        for seq in batch.seqs() {
+            self.kv.check_ours(KvGroup::Full, batch.full_table(seq))?;
+            self.kv.check_ours(KvGroup::Sliding, batch.sliding_table(seq))?;
+        }
         let logit_rows = self.place_rows(batch, out);
         let g = &self.model.geometry;
         let group = g.heads / g.kv_heads;
@@ -294,6 +298,9 @@ impl Executor for CpuExecutor {
         };
         let vocab = self.info.vocab;
         batch.validate(drafter.info(), vocab, self.kv.capacity())?;
+        for seq in batch.seqs() {
+            self.kv.check_ours(KvGroup::Sliding, batch.sliding_table(seq))?;
+        }
         logits.resize(batch.proposals() * vocab, 0.0);
         let (mut first, mut at) = (0, 0);
         while first < batch.seqs().len() {
@@ -323,6 +330,10 @@ impl Executor for CpuExecutor {
 
     fn import_block(&mut self, group: KvGroup, block: BlockId, src: &[u8]) -> Result<(), ExecError> {
         self.kv.import(group, block, src)
+    }
+
+    fn lend_block(&mut self, group: KvGroup, block: BlockId) -> Option<Box<dyn LentBlock>> {
+        self.kv.lend(group, block)
     }
 }
 

@@ -101,3 +101,44 @@ fn imported_blocks_continue_the_same() {
     let make = || executor(&model, Isa::detect(), 2, Repack::Off);
     conformance::import_continues(make, &model.geometry, 5, 300, 40);
 }
+
+#[test]
+fn a_lent_block_is_the_borrowers_until_it_comes_back() {
+    let model = tiny();
+    let mut executor = executor(&model, Isa::detect(), 2, Repack::Off);
+    let size = executor.info().block_bytes(KvGroup::Full);
+    logits(&mut *executor, &[1, 2, 3], 8);
+    executor.allocate_kv(KvCapacity { full: 3, sliding: 3 }).expect("KV memory");
+    let mut loan = executor.lend_block(KvGroup::Full, BlockId(1)).expect("it is memory");
+    assert!(executor.lend_block(KvGroup::Full, BlockId(1)).is_none(), "lent already");
+    assert!(executor.lend_block(KvGroup::Full, BlockId(3)).is_none(), "there is no such block");
+    let mut bytes = vec![0; size];
+    assert!(executor.export_block(KvGroup::Full, BlockId(1), &mut bytes).is_err());
+    assert!(executor.import_block(KvGroup::Full, BlockId(1), &bytes).is_err());
+    let mut step = |full: u32, executor: &mut dyn Executor| {
+        let (mut batch, mut out) = (StepBatch::default(), StepOutput::default());
+        batch.push_seq(0, &[BlockId(full)], 0, &[BlockId(0)]);
+        batch.push_row(Row { input: RowInput::Token(5), wants: RowWants::default() });
+        executor.step(&batch, &mut out)
+    };
+    assert!(step(1, &mut *executor).is_err(), "a step may not touch it");
+    // Others go on while another thread writes.
+    std::thread::scope(|scope| {
+        scope.spawn(|| loan.bytes().fill(7));
+        step(0, &mut *executor).expect("another block");
+        executor
+            .export_block(KvGroup::Sliding, BlockId(1), &mut vec![0; executor.info().sliding_block_bytes])
+            .expect("the other group's");
+    });
+    drop(loan);
+    executor.export_block(KvGroup::Full, BlockId(1), &mut bytes).expect("it is back");
+    assert!(bytes.iter().all(|&byte| byte == 7));
+    step(1, &mut *executor).expect("it is back");
+    // A loan outlives memory that is allocated anew, and then concerns nobody.
+    let mut old = executor.lend_block(KvGroup::Full, BlockId(2)).expect("free");
+    executor.allocate_kv(KvCapacity { full: 3, sliding: 3 }).expect("KV memory");
+    old.bytes().fill(9);
+    step(2, &mut *executor).expect("not lent");
+    executor.export_block(KvGroup::Full, BlockId(0), &mut bytes).expect("there");
+    assert!(bytes.iter().all(|&byte| byte == 0));
+}

@@ -1,14 +1,20 @@
 //! Blocks on their way in.
+//!
+//! Where the executor can lend its memory a block is written in its place by the source's threads ([`BlockPlace`]), and the
+//! engine only hears of it. Elsewhere the source hands over bytes, and the engine's thread copies them. A place is lent a
+//! piece at a time: when the engine loses interest it takes the place back at once, whatever a source is waiting for.
 
 use std::{
+    ops::Range,
     sync::{
-        Arc, OnceLock,
-        atomic::{AtomicBool, Ordering},
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, AtomicIsize, Ordering},
     },
     thread::Thread,
 };
 
 use crossbeam_queue::SegQueue;
+use muser_backend::LentBlock;
 use muser_kv::KvGroup;
 
 use crate::prefix::RestoreFailure;
@@ -21,7 +27,47 @@ pub type BlockBytes = Box<dyn AsRef<[u8]> + Send>;
 pub(crate) struct Delivered {
     pub(crate) group: KvGroup,
     pub(crate) index: usize,
-    pub(crate) bytes: BlockBytes,
+    /// `None`: they are in their place.
+    pub(crate) bytes: Option<BlockBytes>,
+}
+
+/// A block's memory until it is filled or taken back.
+type Loan = Mutex<Option<Box<dyn LentBlock>>>;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A source that panicked while it wrote has not called the block filled.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The engine's memory for one block, to be filled by the source. Nobody sees the block before it is handed back with
+/// [`Delivery::filled`].
+pub struct BlockPlace {
+    group: KvGroup,
+    index: usize,
+    loan: Arc<Loan>,
+}
+
+impl BlockPlace {
+    /// Bytes of the block; 0 once the engine has taken it back.
+    pub fn bytes(&self) -> usize {
+        lock(&self.loan).as_mut().map_or(0, |block| block.bytes().len())
+    }
+
+    /// Lends the bytes of `range` to `write`, whose call must not wait for anything: the engine may be waiting for it.
+    /// `false`, without a call, if the engine wants the block for something else by now or it is shorter.
+    pub fn write(&self, range: Range<usize>, write: &mut dyn FnMut(&mut [u8])) -> bool {
+        let mut loan = lock(&self.loan);
+        loan.as_mut().and_then(|block| block.bytes().get_mut(range)).map(write).is_some()
+    }
+}
+
+impl std::fmt::Debug for BlockPlace {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BlockPlace")
+            .field("group", &self.group)
+            .field("index", &self.index)
+            .finish_non_exhaustive()
+    }
 }
 
 /// What went wrong and, if it was about one block, with which.
@@ -29,6 +75,10 @@ pub(crate) type Failed = (RestoreFailure, Option<(KvGroup, usize)>);
 
 pub(crate) struct DeliveryCell {
     pub(crate) arrived: SegQueue<Delivered>,
+    /// Places of blocks that nobody has asked for yet, and of all others.
+    places: Mutex<(Vec<BlockPlace>, Vec<Arc<Loan>>)>,
+    /// Blocks that have not arrived.
+    to_come: AtomicIsize,
     failed: OnceLock<Failed>,
     closed: AtomicBool,
     cancelled: AtomicBool,
@@ -47,9 +97,19 @@ impl DeliveryCell {
         }
     }
 
+    /// Nothing is written into any block when this returns, nor later.
     pub(crate) fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);
         while self.arrived.pop().is_some() {}
+        let (waiting, lent) = std::mem::take(&mut *lock(&self.places));
+        drop(waiting);
+        for loan in lent {
+            drop(lock(&loan).take());
+        }
+    }
+
+    fn note_arrival(&self) -> bool {
+        self.to_come.fetch_sub(1, Ordering::Relaxed) <= 1
     }
 }
 
@@ -68,9 +128,11 @@ impl Drop for Closing {
 pub struct Delivery(Arc<Closing>);
 
 impl Delivery {
-    pub(crate) fn new() -> (Self, Arc<DeliveryCell>) {
+    pub(crate) fn new(blocks: usize) -> (Self, Arc<DeliveryCell>) {
         let cell = Arc::new(DeliveryCell {
             arrived: SegQueue::new(),
+            places: Mutex::default(),
+            to_come: AtomicIsize::new(blocks as isize),
             failed: OnceLock::new(),
             closed: AtomicBool::new(false),
             cancelled: AtomicBool::new(false),
@@ -89,10 +151,39 @@ impl Delivery {
         &self.0.0.cancelled
     }
 
+    pub(crate) fn add_place(&self, group: KvGroup, index: usize, block: Box<dyn LentBlock>) {
+        let loan = Arc::new(Mutex::new(Some(block)));
+        lock(&self.0.0.places).0.push(BlockPlace { group, index, loan });
+    }
+
+    /// The engine's memory for a block, if it can be written in place; to be asked for once. Without it the block is to be
+    /// given as bytes.
+    pub fn place(&self, group: KvGroup, index: usize) -> Option<BlockPlace> {
+        let mut places = lock(&self.0.0.places);
+        let at = places.0.iter().position(|place| place.group == group && place.index == index)?;
+        let place = places.0.swap_remove(at);
+        places.1.push(Arc::clone(&place.loan));
+        Some(place)
+    }
+
+    /// Hands back a block whose every byte has been written. The caller vouches for the bytes as in [`Delivery::give`].
+    pub fn filled(&self, place: BlockPlace) {
+        let cell = &self.0.0;
+        if lock(&place.loan).take().is_none() {
+            return;
+        }
+        cell.arrived.push(Delivered { group: place.group, index: place.index, bytes: None });
+        // There is nothing for the engine to do but to count, before all is there.
+        if cell.note_arrival() {
+            cell.engine.unpark();
+        }
+    }
+
     /// Hands over a block. The caller vouches for the bytes: same model, same numeric route, same prefix.
     pub fn give(&self, group: KvGroup, index: usize, bytes: BlockBytes) {
         let cell = &self.0.0;
-        cell.arrived.push(Delivered { group, index, bytes });
+        cell.arrived.push(Delivered { group, index, bytes: Some(bytes) });
+        cell.note_arrival();
         if self.is_cancelled() {
             cell.cancel();
         }

@@ -19,12 +19,12 @@ mod query;
 mod restore;
 mod service;
 
-pub use delivery::{BlockBytes, Delivery};
+pub use delivery::{BlockBytes, BlockPlace, Delivery};
 pub(crate) use offer::Door;
 use offer::ExportWork;
 pub use offer::{ExportError, PrefixOffer};
 pub use query::PrefixQuery;
-pub(crate) use restore::{Begun, External, Holds, Restoring};
+pub(crate) use restore::{Begun, External, Fetching, Holds, Restoring};
 pub(crate) use service::Source;
 
 use std::sync::Arc;

@@ -98,6 +98,13 @@ impl Drop for Restoring {
     }
 }
 
+/// A fetch that begins with this turn, once nothing more is copied out of its blocks.
+pub(crate) struct Fetching {
+    pub(crate) prefix: Arc<dyn StoredPrefix>,
+    pub(crate) wanted: Vec<ImportBlock>,
+    pub(crate) delivery: Delivery,
+}
+
 /// How an attempt to begin a fetch ended.
 pub(crate) enum Begun {
     /// There is nothing worth fetching.
@@ -237,14 +244,14 @@ impl Scheduler {
         }
         let Ok(import) = self.kv.begin_import_of(&units[..end]) else { return Begun::NoMemory };
         self.note_evictions(plan);
-        let (delivery, cell) = Delivery::new();
         let missing: Vec<ImportBlock> = import.blocks().collect();
+        let (delivery, cell) = Delivery::new(missing.len());
         let mut wanted = Vec::with_capacity(missing.len());
         for block in &missing {
             let key = hashes.get(block.index).map(|&hash| HostKey { hash, group: block.group });
             match key.and_then(|key| self.host.take(&key)) {
                 Some(bytes) => delivery.give(block.group, block.index, Box::new(bytes)),
-                None => wanted.push((block.group, block.index)),
+                None => wanted.push(*block),
             }
         }
         sequence.restoring = Some(Box::new(Restoring {
@@ -256,7 +263,7 @@ impl Scheduler {
             last_progress: now,
             device_failed: false,
         }));
-        prefix.fetch(wanted, delivery);
+        plan.fetches.push(Fetching { prefix, wanted, delivery });
         Begun::Fetching
     }
 

@@ -8,7 +8,7 @@ use std::{
 
 use muser_kv::{BLOCK_LEN, KvGroup};
 
-use super::{ExportError, ExportWork, PrefixOffer, PrefixSource};
+use super::{ExportError, ExportWork, Fetching, PrefixOffer, PrefixSource};
 use crate::{driver::Driver, metrics::Metrics, sequence::Sequence};
 
 /// Time for copies between two steps while others compute; a tenth of a step is fine too where steps are long.
@@ -42,6 +42,22 @@ impl Driver {
         self.carry_out(began, slice) || brought
     }
 
+    /// Begins the fetches of this turn's plan: from here on other threads may write into their blocks.
+    pub(crate) fn begin_fetches(&mut self) {
+        for Fetching { prefix, wanted, delivery } in self.plan.fetches.drain(..) {
+            if delivery.is_cancelled() {
+                continue;
+            }
+            for block in &wanted {
+                if let Some(lent) = self.executor.lend_block(block.group, block.block) {
+                    delivery.add_place(block.group, block.index, lent);
+                }
+            }
+            let wanted = wanted.iter().map(|block| (block.group, block.index)).collect();
+            guard(|| prefix.fetch(wanted, delivery));
+        }
+    }
+
     /// Takes delivered blocks into reserved memory. At least one, if there is one.
     fn bring_in(&mut self, began: Instant, slice: Duration) -> bool {
         let now = self.now();
@@ -52,18 +68,14 @@ impl Driver {
                 let Some(delivered) = restoring.cell.arrived.pop() else { break };
                 worked = true;
                 let Some(target) = restoring.take_target(&delivered) else { continue };
-                let bytes = (*delivered.bytes).as_ref();
-                let fits = bytes.len() == self.executor.info().block_bytes(target.group);
                 let executor = &mut self.executor;
-                let imported = fits
-                    && matches!(
-                        catch_unwind(AssertUnwindSafe(|| executor.import_block(
-                            target.group,
-                            target.block,
-                            bytes
-                        ))),
-                        Ok(Ok(()))
-                    );
+                let size = executor.info().block_bytes(target.group);
+                let mut import = |bytes: &[u8]| {
+                    let (group, block) = (target.group, target.block);
+                    let import = AssertUnwindSafe(|| executor.import_block(group, block, bytes));
+                    bytes.len() == size && matches!(catch_unwind(import), Ok(Ok(())))
+                };
+                let imported = delivered.bytes.as_ref().is_none_or(|bytes| import((**bytes).as_ref()));
                 if !imported {
                     restoring.device_failed = true;
                     restoring.missing.push(target);
@@ -71,7 +83,7 @@ impl Driver {
                 }
                 restoring.last_progress = now;
                 Metrics::add(&self.shared.metrics.external_blocks, 1);
-                Metrics::add(&self.shared.metrics.external_bytes, bytes.len() as u64);
+                Metrics::add(&self.shared.metrics.external_bytes, size as u64);
             }
         }
         worked

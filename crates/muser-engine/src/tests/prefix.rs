@@ -289,10 +289,23 @@ fn a_cancelled_fetch_ends_with_the_next_turn_and_gives_its_memory_back() {
         source.deliver_one(&mut fetch);
     }
     bench.turn();
+    let places: Vec<_> =
+        fetch.wanted.iter().filter_map(|&(group, index)| fetch.delivery.place(group, index)).collect();
+    assert!(places.len() > 1, "the executor lends every other block");
+    let mut touched = 0;
+    assert!(places[0].write(0..100, &mut |out| touched = out.len()));
+    assert!(!places[0].write(0..1 << 20, &mut |_| touched = 0), "a block is not as long as that");
+    assert_eq!(touched, 100);
     submission.cancel();
     bench.turn();
     assert!(fetch.delivery.is_cancelled());
-    // What still comes is dropped.
+    // What still comes is dropped, and nothing is written any more: the memory is somebody else's.
+    for place in places {
+        assert_eq!(place.bytes(), 0);
+        assert!(!place.write(0..100, &mut |_| touched = 0));
+        fetch.delivery.filled(place);
+    }
+    assert_eq!(touched, 100);
     source.deliver_one(&mut fetch);
     let answer = bench.finish(&mut submission);
     assert_eq!(answer.finished(0).reason, FinishReason::Cancelled);
