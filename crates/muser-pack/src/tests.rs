@@ -152,6 +152,76 @@ proptest! {
     }
 }
 
+/// Changed encodings: most of it is as it should be, so that decoders get far. Ten million with `MUSER_TEST_LONG=1`.
+#[test]
+fn changed_bytes_are_refused_or_mean_themselves() {
+    let inputs = if std::env::var_os("MUSER_TEST_LONG").is_some_and(|value| value == "1") {
+        10_000_000
+    } else {
+        20_000
+    };
+    let scope_of = |identity: Identity| {
+        let units: Vec<[u8; 8]> = (0..300_u64).map(u64::to_le_bytes).collect();
+        let block = |i: u8| crate::manifest::Block {
+            key: [i; 32],
+            full: crate::SegmentId([i; 32]),
+            sliding: (i > 0).then_some(crate::SegmentId([9; 32])),
+        };
+        crate::manifest::Manifest {
+            tenant: [3; 16],
+            identity,
+            created_unix_s: 5,
+            root: [4; 32],
+            units,
+            blocks: vec![block(0), block(1)],
+        }
+    };
+    let identity = crate::testing::identity();
+    let encodings = [identity.encode(), scope_of(identity).encode()];
+    let mut state = 1_u64;
+    let mut random = move |below: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((state >> 33) as usize) % below
+    };
+    let resident = || {
+        let status = std::fs::read_to_string("/proc/self/status").ok()?;
+        status
+            .lines()
+            .find(|line| line.starts_with("VmHWM"))?
+            .split_whitespace()
+            .nth(1)?
+            .parse::<usize>()
+            .ok()
+    };
+    let before_kib = resident();
+    let mut bytes = Vec::new();
+    for _ in 0..inputs {
+        let which = random(2);
+        bytes.clear();
+        bytes.extend_from_slice(&encodings[which]);
+        for _ in 0..=random(4) {
+            let at = random(bytes.len());
+            match random(4) {
+                0 => bytes[at] ^= 1 << random(8),
+                1 => bytes[at] = [0, 1, 0x7F, 0xFF][random(4)],
+                2 => bytes.truncate(at.max(1)),
+                _ => bytes.insert(at, random(256) as u8),
+            }
+        }
+        // There is exactly one encoding of everything.
+        if which == 0 {
+            if let Ok(identity) = Identity::decode(&bytes) {
+                assert_eq!(identity.encode(), bytes);
+            }
+        } else if let Ok(manifest) = crate::manifest::Manifest::decode(&bytes) {
+            assert_eq!(manifest.encode(), bytes);
+        }
+    }
+    if let (Some(before), Some(after)) = (before_kib, resident()) {
+        assert!(after - before < 16 << 10, "{} KiB more", after - before);
+    }
+}
+
 #[cfg(unix)]
 #[test]
 fn key_files_are_private_regular_and_whole() {

@@ -1,9 +1,14 @@
-//! What packs cost and save on this machine: prefill against restore, restore against plain reading of the same files,
-//! sealing, and what publishing takes from decoding.
+//! What packs cost and save on this machine, in three parts that each take a minute or two with the 1B model:
 //!
 //! ```text
-//! cargo run --release -p muser-prefix --example pack_bench -- MODEL.gguf [TOKENS] [FOLDER]
+//! cargo run --release -p muser-prefix --example pack_bench -- PART MODEL.gguf [TOKENS] [FOLDER]
 //! ```
+//!
+//! - `restore`: prefill against restore; restore against plain reading of the same files, sealed and authenticated only, all
+//!   in turn. Plain reading is given twice: into memory of the size of what is restored, which is what a restore has to do
+//!   at least, and into a buffer that is used again and never leaves the processor's caches.
+//! - `decode`: what publishing takes from decoding.
+//! - `first`: whether publishing delays a first token.
 //!
 //! Prints one JSON object, the `report` of a receipt. The folder should lie on the disk that is meant; the files are in the
 //! page cache when they are read.
@@ -23,6 +28,8 @@ use muser_pack::{DirStore, Identity, KeyRing, Library, LibraryOptions};
 use muser_prefix::{PackOptions, PackSource, PackUse, identity_of, weights_root};
 
 const REPETITIONS: usize = 5;
+/// Restores and plain reads take milliseconds.
+const RESTORES: usize = 15;
 const DECODE_TOKENS: u32 = 160;
 
 type Fault = Box<dyn std::error::Error>;
@@ -40,7 +47,7 @@ struct Running {
 }
 
 impl Bench {
-    fn start(&self, encrypt: bool) -> Result<Running, Fault> {
+    fn start(&self, encrypt: bool, publish: bool) -> Result<Running, Fault> {
         let executor = CpuExecutor::new(self.model.clone(), CpuOptions::default())?;
         let root = weights_root(&self.model.file, None, 2, |_| {});
         let identity: Identity = identity_of(&self.model, root, None, executor.info())?;
@@ -54,7 +61,8 @@ impl Bench {
             identity: scope.digest().to_vec(),
             ..EngineConfig::default()
         };
-        let (source, packs) = PackSource::start(library, scope, PackOptions::default())?;
+        let (source, packs) =
+            PackSource::start(library, scope, PackOptions { publish, ..PackOptions::default() })?;
         let geometry = self.model.geometry.clone();
         let engine = Engine::spawn_with(Box::new(executor), geometry, config, Some(Box::new(source)))?;
         Ok(Running { engine, packs })
@@ -103,32 +111,36 @@ impl Running {
     }
 }
 
-/// Reads the files with plain `read`, `threads` at a time, into buffers that are used again.
-fn read_plainly(files: &[PathBuf], threads: usize) -> Result<(f64, u64), Fault> {
+/// Reads the files with plain `read` and `threads` threads. Each thread has its share of `memory`: as much as its files
+/// have, one after the other, or less, which is then used again and again.
+fn read_plainly(files: &[PathBuf], memory: &mut [u8], again: bool, threads: usize) -> Result<f64, Fault> {
+    const PIECE: usize = 256 << 10;
     let began = Instant::now();
-    let work = |part: usize| -> std::io::Result<u64> {
-        let mut buffer = vec![0; 4 << 20];
-        let mut bytes = 0;
+    let work = |part: usize, memory: &mut [u8]| -> std::io::Result<()> {
+        let mut at = 0;
         for path in files.iter().skip(part).step_by(threads) {
             let mut file = std::fs::File::open(path)?;
             loop {
-                let n = file.read(&mut buffer)?;
+                if at == memory.len() || again {
+                    at = 0;
+                }
+                let end = memory.len().min(at + PIECE);
+                let n = file.read(&mut memory[at..end])?;
                 if n == 0 {
                     break;
                 }
-                bytes += n as u64;
+                at += n;
             }
         }
-        Ok(bytes)
+        Ok(())
     };
-    let bytes: u64 = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..threads).map(|part| scope.spawn(move || work(part))).collect();
-        threads
-            .into_iter()
-            .map(|thread| thread.join().map_or(Ok(0), |read| read))
-            .sum::<std::io::Result<u64>>()
+    let share = memory.len() / threads;
+    std::thread::scope(|scope| {
+        let shares = memory.chunks_exact_mut(share).take(threads).enumerate();
+        let threads: Vec<_> = shares.map(|(part, memory)| scope.spawn(move || work(part, memory))).collect();
+        threads.into_iter().try_for_each(|thread| thread.join().unwrap_or(Ok(())))
     })?;
-    Ok((began.elapsed().as_secs_f64(), bytes))
+    Ok(began.elapsed().as_secs_f64())
 }
 
 fn large_files(dir: &Path, found: &mut Vec<PathBuf>) -> std::io::Result<()> {
@@ -157,107 +169,191 @@ fn test(name: &str, ms: &[f64], more: &str) -> String {
 
 #[expect(clippy::print_stdout, reason = "it is the result")]
 fn main() -> Result<(), Fault> {
+    const USAGE: &str = "usage: pack_bench restore|decode|first MODEL.gguf [TOKENS] [FOLDER]";
     let mut args = std::env::args().skip(1);
-    let path = args.next().ok_or("usage: pack_bench MODEL.gguf [TOKENS] [FOLDER]")?;
+    let part = args.next().ok_or(USAGE)?;
+    let path = args.next().ok_or(USAGE)?;
     let tokens: usize = args.next().map_or(Ok(4096), |tokens| tokens.parse())?;
     let folder = args.next().map_or_else(|| std::env::temp_dir().join("muser-pack-bench"), PathBuf::from);
     let model = Model::load(&path)?;
-    let vocab = model.geometry.vocab as u32;
     let context = tokens + DECODE_TOKENS as usize + 64;
     let bench = Bench { model, keys: KeyRing::generate()?, folder, context };
-    // One more than whole blocks: a row must be computed to have logits.
-    let prompt: Vec<u32> =
-        (0..=tokens as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 7) % (vocab / 2)).collect();
-    let mut tests = Vec::new();
-    let threads = PackOptions::default().fetch_threads;
-    let mut restore_medians = Vec::new();
-    let mut prefill_ms = 0.0;
-    for encrypt in [true, false] {
-        let running = bench.start(encrypt)?;
-        let label = if encrypt { "sealed" } else { "authenticated only" };
-        let (first, finished, _) = running.ask(&prompt, 1)?;
-        if finished.usage.cached_tokens > 0 {
-            return Err("the folder has packs already".into());
-        }
-        if encrypt {
-            prefill_ms = first.as_secs_f64() * 1e3;
-            tests.push(test(&format!("prefill {tokens} to first token"), &[prefill_ms], ""));
-        }
-        let began = Instant::now();
-        running.packs.flush(Duration::from_mins(2));
-        let counters = running.packs.library().counters().snapshot();
-        let publish_ms = began.elapsed().as_secs_f64() * 1e3;
-        let rate = counters.published_bytes as f64 / publish_ms / 1e6;
-        tests.push(test(
-            &format!("publish, {label}, idle engine"),
-            &[publish_ms],
-            &format!(", \"gb_s\": {rate:.3}"),
-        ));
-        let mut files = Vec::new();
-        large_files(&bench.store(encrypt), &mut files)?;
-        let (mut to_first, mut restore, mut plain_one, mut plain_all) = (vec![], vec![], vec![], vec![]);
-        let (mut fetched, mut on_disk) = (0, 0);
-        for repetition in 0..=REPETITIONS {
-            running.forget()?;
-            let before = running.engine.metrics().external_bytes;
-            let (first, finished, _) = running.ask(&prompt, 1)?;
-            if finished.usage.restored_tokens as usize != tokens {
-                return Err(format!("restored {:?}", finished.usage).into());
-            }
-            fetched = running.engine.metrics().external_bytes - before;
-            running.packs.flush(Duration::from_mins(2));
-            let (one, bytes) = read_plainly(&files, 1)?;
-            let (all, _) = read_plainly(&files, threads)?;
-            on_disk = bytes;
-            // The first one warms up.
-            if repetition > 0 {
-                to_first.push(first.as_secs_f64() * 1e3);
-                restore.push(finished.timings.restore.as_secs_f64() * 1e3);
-                plain_one.push(one * 1e3);
-                plain_all.push(all * 1e3);
-            }
-        }
-        let gb_s = |bytes: u64, ms: &[f64]| bytes as f64 / median(ms) / 1e6;
-        let speed = gb_s(fetched, &restore);
-        let (one, all) = (gb_s(on_disk, &plain_one), gb_s(on_disk, &plain_all));
-        restore_medians.push(median(&restore));
-        tests.push(test(
-            &format!("restore {tokens}, {label}, to first token"),
-            &to_first,
-            &format!(", \"faster_than_prefill\": {:.1}", prefill_ms / median(&to_first)),
-        ));
-        tests.push(test(
-            &format!("restore {tokens}, {label}, {threads} threads"),
-            &restore,
-            &format!(
-                ", \"gb_s\": {speed:.3}, \"bytes\": {fetched}, \"of_plain_read_one_thread\": {:.3}, \"of_plain_read_same_threads\": {:.3}",
-                speed / one,
-                speed / all
-            ),
-        ));
-        tests.push(test(
-            &format!("plain read, {label}, 1 thread"),
-            &plain_one,
-            &format!(", \"gb_s\": {one:.3}"),
-        ));
-        tests.push(test(
-            &format!("plain read, {label}, {threads} threads"),
-            &plain_all,
-            &format!(", \"gb_s\": {all:.3}"),
-        ));
-        if encrypt {
-            tests.extend(decode_beside_publishing(&running, &prompt)?);
-        }
-    }
-    let sealing = restore_medians[0] / restore_medians[1] - 1.0;
+    let tests = match part.as_str() {
+        "restore" => bench.restores(tokens),
+        "decode" => bench.decoding(tokens),
+        "first" => bench.first_tokens(tokens),
+        _ => Err(USAGE.into()),
+    }?;
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     println!(
-        "{{\"device\": \"CPU, {cores} threads\", \"model\": \"{}\", \"sealing_adds_to_restore\": {sealing:.3}, \"tests\": [\n{}\n]}}",
+        "{{\"device\": \"CPU, {cores} threads\", \"model\": \"{}\", \"tests\": [\n{}\n]}}",
         Path::new(&path).file_name().unwrap_or_default().to_string_lossy(),
         tests.join(",\n")
     );
     std::fs::remove_dir_all(&bench.folder)?;
     Ok(())
+}
+
+impl Bench {
+    /// One more than whole blocks: a row must be computed to have logits.
+    fn prompt(&self, tokens: usize, seed: u32) -> Vec<u32> {
+        let vocab = self.model.geometry.vocab as u32;
+        (0..=tokens as u32)
+            .map(|i| (i.wrapping_add(seed << 16).wrapping_mul(2_654_435_761) >> 7) % (vocab / 2))
+            .collect()
+    }
+
+    fn restores(&self, tokens: usize) -> Result<Vec<String>, Fault> {
+        let prompt = self.prompt(tokens, 0);
+        let threads = PackOptions::default().fetch_threads;
+        let mut tests = Vec::new();
+        let mut modes = Vec::new();
+        for encrypt in [true, false] {
+            let running = self.start(encrypt, true)?;
+            let label = if encrypt { "sealed" } else { "authenticated only" };
+            let (first, finished, _) = running.ask(&prompt, 1)?;
+            if finished.usage.cached_tokens > 0 {
+                return Err("the folder has packs already".into());
+            }
+            tests.push(test(&format!("prefill {tokens} to first token ({label})"), &[ms(first)], ""));
+            let began = Instant::now();
+            running.packs.flush(Duration::from_mins(2));
+            let took = ms(began.elapsed());
+            let rate = running.packs.library().counters().snapshot().published_bytes as f64 / took / 1e6;
+            tests.push(test(
+                &format!("publish, {label}, idle engine"),
+                &[took],
+                &format!(", \"gb_s\": {rate:.3}"),
+            ));
+            let mut files = Vec::new();
+            large_files(&self.store(encrypt), &mut files)?;
+            let mut on_disk = 0;
+            for file in &files {
+                on_disk += std::fs::metadata(file)?.len();
+            }
+            modes.push((label, running, files, on_disk, ms(first)));
+        }
+        // Touched before it is measured, as the engine's own memory has been.
+        let mut memory = vec![1_u8; modes.iter().map(|mode| mode.3 as usize).max().unwrap_or(0)];
+        let mut cached = vec![1_u8; threads * (256 << 10)];
+        let mut samples: Vec<[Vec<f64>; 6]> = modes.iter().map(|_| Default::default()).collect();
+        let mut fetched = 0;
+        for repetition in 0..=RESTORES {
+            for ((_, running, files, ..), samples) in modes.iter().zip(&mut samples) {
+                running.forget()?;
+                let before = running.engine.metrics().external_bytes;
+                let (first, finished, _) = running.ask(&prompt, 1)?;
+                if finished.usage.restored_tokens as usize != tokens {
+                    return Err(format!("restored {:?}", finished.usage).into());
+                }
+                fetched = running.engine.metrics().external_bytes - before;
+                running.packs.flush(Duration::from_mins(2));
+                let seconds = [
+                    first.as_secs_f64(),
+                    finished.timings.restore.as_secs_f64(),
+                    read_plainly(files, &mut memory, false, 1)?,
+                    read_plainly(files, &mut memory, false, threads)?,
+                    read_plainly(files, &mut cached[..256 << 10], true, 1)?,
+                    read_plainly(files, &mut cached, true, threads)?,
+                ];
+                // The first one warms up.
+                if repetition > 0 {
+                    for (samples, seconds) in samples.iter_mut().zip(seconds) {
+                        samples.push(seconds * 1e3);
+                    }
+                }
+            }
+        }
+        let mut restored_ms = Vec::new();
+        for ((label, _, _, on_disk, prefill_ms), samples) in modes.iter().zip(&samples) {
+            let [first, restore, place_one, place_all, cached_one, cached_all] = samples;
+            let speed = |bytes: u64, ms: &[f64]| bytes as f64 / median(ms) / 1e6;
+            let restored = speed(fetched, restore);
+            restored_ms.push(median(restore));
+            tests.push(test(
+                &format!("restore {tokens}, {label}, to first token"),
+                first,
+                &format!(", \"faster_than_prefill\": {:.1}", prefill_ms / median(first)),
+            ));
+            tests.push(test(
+                &format!("restore {tokens}, {label}, {threads} threads"),
+                restore,
+                &format!(
+                    ", \"gb_s\": {restored:.3}, \"bytes\": {fetched}, \"of_plain_read_into_as_much_memory\": {:.3}, \"of_plain_read_into_a_cached_buffer\": {:.3}",
+                    restored / speed(*on_disk, place_all),
+                    restored / speed(*on_disk, cached_all)
+                ),
+            ));
+            for (name, threads, samples) in [
+                ("as much memory", 1, place_one),
+                ("as much memory", threads, place_all),
+                ("a cached buffer", 1, cached_one),
+                ("a cached buffer", threads, cached_all),
+            ] {
+                tests.push(test(
+                    &format!("plain read, {label}, into {name}, {threads} threads"),
+                    samples,
+                    &format!(", \"gb_s\": {:.3}", speed(*on_disk, samples)),
+                ));
+            }
+        }
+        let differences: Vec<f64> = samples[0][1].iter().zip(&samples[1][1]).map(|(a, b)| a - b).collect();
+        let adds = restored_ms[0] / restored_ms[1] - 1.0;
+        tests.push(test(
+            "restore, sealed less authenticated only",
+            &differences,
+            &format!(", \"sealing_adds\": {adds:.3}"),
+        ));
+        Ok(tests)
+    }
+
+    fn decoding(&self, tokens: usize) -> Result<Vec<String>, Fault> {
+        let running = self.start(true, true)?;
+        let prompt = self.prompt(tokens, 0);
+        running.ask(&prompt, 1)?;
+        running.packs.flush(Duration::from_mins(2));
+        decode_beside_publishing(&running, &prompt)
+    }
+
+    /// Prompts that nobody has seen, in turn with and without publishing.
+    fn first_tokens(&self, tokens: usize) -> Result<Vec<String>, Fault> {
+        let (with, without) = (self.start(true, true)?, self.start(false, false)?);
+        let mut samples = [Vec::new(), Vec::new()];
+        for repetition in 0..=REPETITIONS {
+            let prompt = self.prompt(tokens, 1 + repetition as u32);
+            // Who is first changes: the machine may get slower while it works.
+            let mut order = [(&with, 0), (&without, 1)];
+            order.rotate_left(repetition % 2);
+            for (running, which) in order {
+                running.forget()?;
+                let (first, finished, _) = running.ask(&prompt, 2)?;
+                if finished.usage.cached_tokens > 0 {
+                    return Err(format!("not computed: {:?}", finished.usage).into());
+                }
+                if repetition > 0 {
+                    samples[which].push(ms(first));
+                }
+                running.packs.flush(Duration::from_mins(2));
+            }
+        }
+        let cost = median(&samples[0]) / median(&samples[1]) - 1.0;
+        let figures = with.packs.figures();
+        if figures.published == 0 {
+            return Err(format!("nothing was published: {figures:?}").into());
+        }
+        Ok(vec![
+            test(
+                &format!("first token of {tokens}, publishing"),
+                &samples[0],
+                &format!(", \"slower_by\": {cost:.4}"),
+            ),
+            test(&format!("first token of {tokens}, not publishing"), &samples[1], ""),
+        ])
+    }
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
 }
 
 /// Decoding after a prompt that memory knows: in turn with nothing to publish, and with all of it to publish.

@@ -100,6 +100,27 @@ fn a_store_that_dawdles_is_waited_for_only_so_long() {
 }
 
 #[test]
+fn a_restore_beyond_its_limits_is_not_begun_or_given_up() {
+    let (disk, prompt, expected) = stored();
+    for (limit, failure, opened) in [
+        (PackOptions { restore_bytes: Some(1 << 16), ..PackOptions::default() }, RestoreFailure::NoMemory, 0),
+        (
+            PackOptions { restore_time: Some(Duration::ZERO), ..PackOptions::default() },
+            RestoreFailure::Slow,
+            0,
+        ),
+    ] {
+        let running = start_with(&disk, support::config(), limit, |_| {});
+        disk.store.faults.opened.store(0, SeqCst);
+        let (tokens, usage) = ask(&running.engine, request(&prompt, 6, true));
+        assert_eq!((tokens, usage.cached_tokens), (expected.0.clone(), 0));
+        assert!(failures(&running, failure) >= 1);
+        assert_eq!(disk.store.faults.opened.load(SeqCst), opened, "nothing is read");
+        running.stop();
+    }
+}
+
+#[test]
 fn a_client_that_leaves_during_a_restore_is_gone_at_once() {
     let (disk, prompt, _) = stored();
     let running = start(&disk);
@@ -117,8 +138,10 @@ fn a_client_that_leaves_during_a_restore_is_gone_at_once() {
             }
         }
         assert_eq!(reason, Some(FinishReason::Cancelled));
-        assert!(began.elapsed() < Duration::from_millis(500), "{:?} on a loaded machine", began.elapsed());
         wait_until("its memory is back", || running.blocks_used() == 0);
+        // Although a read takes 40 ms. Ten times what is promised where other programs may hold the machine.
+        let limit_ms = if std::env::var_os("MUSER_TEST_LONG").is_some() { 50 } else { 500 };
+        assert!(began.elapsed() < Duration::from_millis(limit_ms), "{:?}", began.elapsed());
     }
     disk.store.faults.read_ms.store(0, SeqCst);
     let (_, usage) = ask(&running.engine, request(&prompt, 6, true));

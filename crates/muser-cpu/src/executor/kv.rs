@@ -226,6 +226,20 @@ impl KvStore {
         Ok(())
     }
 
+    /// Zeroes the rows from `rows` on in the bytes of a block.
+    pub(crate) fn clear_rows(&self, group: KvGroup, rows: usize, bytes: &mut [u8]) {
+        let rows = rows.min(BLOCK_LEN);
+        for place in self.places.iter().filter(|place| place.group == group) {
+            let head_bytes = place.head_dim * BLOCK_LEN * 2;
+            let k_bytes = place.kv_heads * head_bytes;
+            let Some(layer) = bytes.get_mut(place.at * 2..place.at * 2 + 2 * k_bytes) else { return };
+            let (k, v) = layer.split_at_mut(k_bytes);
+            // Of K a row is a column.
+            k.chunks_exact_mut(BLOCK_LEN * 2).for_each(|positions| positions[rows * 2..].fill(0));
+            v.chunks_exact_mut(head_bytes).for_each(|head| head[rows * place.head_dim * 2..].fill(0));
+        }
+    }
+
     /// Copies a block in.
     pub(crate) fn import(&mut self, group: KvGroup, block: BlockId, src: &[u8]) -> Result<(), ExecError> {
         let to = self.block(group, block, src.len())?;

@@ -103,6 +103,29 @@ fn imported_blocks_continue_the_same() {
 }
 
 #[test]
+fn rows_behind_the_end_of_an_exported_block_can_be_cleared() {
+    let model = tiny();
+    let ids: Vec<u32> = (0..256).map(|i| (i * 31 + 3) % 4000).collect();
+    let mut executor = executor(&model, Isa::detect(), 2, Repack::Off);
+    let first = |executor: &mut dyn Executor, ids: &[u32], group| {
+        logits(executor, ids, 256);
+        let mut bytes = vec![0; executor.info().block_bytes(group)];
+        executor.export_block(group, BlockId(0), &mut bytes).expect("export");
+        bytes
+    };
+    for group in [KvGroup::Full, KvGroup::Sliding] {
+        for rows in [1, 100, 255] {
+            // In fresh memory the rows behind are zeros.
+            let expected = first(&mut *executor, &ids[..rows], group);
+            let mut bytes = first(&mut *executor, &ids, group);
+            assert!(bytes != expected);
+            executor.clear_rows(group, rows, &mut bytes);
+            assert!(bytes == expected, "{group:?}, {rows} rows");
+        }
+    }
+}
+
+#[test]
 fn a_lent_block_is_the_borrowers_until_it_comes_back() {
     let model = tiny();
     let mut executor = executor(&model, Isa::detect(), 2, Repack::Off);

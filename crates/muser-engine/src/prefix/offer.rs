@@ -10,7 +10,7 @@ use std::{
 };
 
 use crossbeam_queue::SegQueue;
-use muser_kv::{KvGroup, Unit};
+use muser_kv::{BLOCK_LEN, KvGroup, Unit};
 
 /// A block could not be copied out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -31,8 +31,8 @@ pub(crate) type Exported = Box<dyn FnOnce(Vec<u8>, Result<(), ExportError>) + Se
 
 /// What the engine's thread is asked for.
 pub(crate) enum ExportWork {
-    /// Copy a block of a held prefix.
-    Copy { hold: u64, group: KvGroup, index: usize, buffer: Vec<u8>, done: Exported },
+    /// Copy a block of a held prefix, of which `rows` rows belong to it.
+    Copy { hold: u64, group: KvGroup, index: usize, rows: usize, buffer: Vec<u8>, done: Exported },
     /// Let a held prefix go.
     Release { hold: u64 },
 }
@@ -111,7 +111,8 @@ impl PrefixOffer {
         }
     }
 
-    /// Asks for a copy of a block and returns at once; `done` is called on the engine's thread, or here if the engine has
+    /// Asks for a copy of a block and returns at once; of an unfinished one, the rows behind its end are zeros where the
+    /// backend can tell rows apart. `done` is called on the engine's thread, or here if the engine has
     /// stopped. `buffer` is resized to the block and comes back.
     pub fn copy_out(
         &self,
@@ -123,7 +124,8 @@ impl PrefixOffer {
         match self.door.upgrade() {
             Some(door) => {
                 let done: Exported = Box::new(done);
-                let work = ExportWork::Copy { hold: self.hold, group, index, buffer, done };
+                let rows = self.units.len().saturating_sub(index * BLOCK_LEN).min(BLOCK_LEN);
+                let work = ExportWork::Copy { hold: self.hold, group, index, rows, buffer, done };
                 door.push(work, &self.engine);
             }
             None => done(buffer, Err(ExportError::Stopped)),

@@ -97,9 +97,12 @@ impl Driver {
             worked = true;
             match work {
                 ExportWork::Release { hold } => self.scheduler.let_go(hold),
-                ExportWork::Copy { hold, group, index, mut buffer, done } => {
+                ExportWork::Copy { hold, group, index, rows, mut buffer, done } => {
                     let started = Instant::now();
                     let result = self.copy_out(hold, group, index, &mut buffer);
+                    if result.is_ok() && rows < BLOCK_LEN {
+                        self.executor.clear_rows(group, rows, &mut buffer);
+                    }
                     if result.is_ok() {
                         Metrics::add(&self.shared.metrics.exported_blocks, 1);
                         self.shared.metrics.export_time.record(started.elapsed());

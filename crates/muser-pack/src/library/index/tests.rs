@@ -65,36 +65,46 @@ fn lookups_among_100_000_cuts_are_quick() {
         assert_eq!(found.map(|found| found.boundary), Some(512));
     });
     eprintln!("two lookups of 131,072 tokens among {} cuts: {took:?}", index.blocks.len());
-    // Twice what is promised on a quiet machine, where the long run asserts it.
-    let limit = Duration::from_millis(if is_long() { 10 } else { 100 });
+    // Two lookups: what is promised for one, which the long run asserts on a quiet machine.
+    let limit = Duration::from_millis(if is_long() { 5 } else { 100 });
     assert!(took < limit, "{took:?}");
 }
 
 #[test]
 fn insertion_and_eviction_do_not_grow_with_the_store() {
+    const OPERATIONS: usize = 500;
     let key = [7; 32];
     let cost = |packs: usize| {
         let mut index = Index::default();
         fill(&mut index, packs, 1, &key);
         let mut number = packs;
-        let took = best(|| {
-            for _ in 0..500 {
-                let units = prompt(BLOCK_LEN, 0, number as u64 + 1);
-                index.insert(
-                    PackId(*blake3::hash(&number.to_le_bytes()).as_bytes()),
-                    &manifest(&units, &key),
-                    false,
-                );
+        // Best of some tries: other programs use the machine, too.
+        let mut best = Duration::MAX;
+        for _ in 0..9 {
+            // What the publisher brings is made outside: only the index is timed.
+            let new: Vec<_> = (number..number + OPERATIONS)
+                .map(|number| {
+                    let units = prompt(BLOCK_LEN, 0, number as u64 + 1);
+                    (PackId(*blake3::hash(&number.to_le_bytes()).as_bytes()), manifest(&units, &key))
+                })
+                .collect();
+            number += OPERATIONS;
+            let started = Instant::now();
+            for (id, manifest) in &new {
+                index.insert(*id, manifest, false);
                 let oldest = index.oldest().expect("there are packs");
                 assert_eq!(index.remove(oldest).len(), 2);
-                number += 1;
             }
-        });
+            best = best.min(started.elapsed());
+        }
         assert_eq!(index.packs.len(), packs);
-        took
+        best
     };
     let (few, many) = (cost(1_000), cost(if is_long() { 100_000 } else { 20_000 }));
-    eprintln!("500 insertions and evictions: {few:?} among few packs, {many:?} among many");
-    // Caches miss more among many; nothing is walked.
-    assert!(many < few * if is_long() { 8 } else { 20 }, "{few:?}, {many:?}");
+    let ratio = many.as_secs_f64() / few.as_secs_f64();
+    eprintln!(
+        "{OPERATIONS} insertions and evictions: {few:?} among few packs, {many:?} among many, {ratio:.2}"
+    );
+    // Caches miss more among many; nothing is walked. The long run, on a quiet machine, asserts what is promised.
+    assert!(ratio < if is_long() { 3.0 } else { 20.0 }, "{few:?}, {many:?}");
 }

@@ -8,6 +8,8 @@ mod keys;
 mod kills;
 mod upkeep;
 
+use std::time::{Duration, Instant};
+
 use muser_kv::{BLOCK_LEN, KvGroup, Unit};
 use proptest::prelude::*;
 
@@ -231,16 +233,6 @@ fn many_segments_are_fetched_by_several_threads_and_can_be_stopped() {
     publish(&library, &scope, &units).expect("published");
     let plan = library.longest(&scope, &units, units.len(), true).expect("found");
     let mut memory = vec![0; plan.bytes()];
-    fn jobs<'a>(plan: &Plan, memory: &'a mut [u8]) -> Vec<Fetch<'a>> {
-        let mut rest = memory;
-        let mut jobs = Vec::new();
-        for segment in &plan.segments {
-            let (out, left) = rest.split_at_mut(segment.bytes);
-            rest = left;
-            jobs.push(Fetch { segment: *segment, out });
-        }
-        jobs
-    }
     let never = std::sync::atomic::AtomicBool::new(false);
     library.fetch_all(&scope, jobs(&plan, &mut memory), 4, &never).expect("fetched");
     let mut at = 0;
@@ -256,6 +248,61 @@ fn many_segments_are_fetched_by_several_threads_and_can_be_stopped() {
     store.delete(&last).expect("deleted");
     let failed = library.fetch_all(&scope, jobs(&plan, &mut memory), 4, &never).expect_err("one is missing");
     assert_eq!(failed.refusal(), Some(&Refusal::MissingSegment));
+}
+
+fn jobs<'a>(plan: &Plan, memory: &'a mut [u8]) -> Vec<Fetch<'a>> {
+    let mut rest = memory;
+    let mut jobs = Vec::new();
+    for segment in &plan.segments {
+        let (out, left) = rest.split_at_mut(segment.bytes);
+        rest = left;
+        jobs.push(Fetch { segment: *segment, out });
+    }
+    jobs
+}
+
+#[test]
+fn restores_stay_within_their_limits_and_stop_within_50_ms() {
+    let (store, keys) = (MemoryStore::new(), keys());
+    let library = library(&store, &keys);
+    let scope = library.scope(identity(), "");
+    let units = prompt(32 * BLOCK_LEN, 0, 0);
+    publish(&library, &scope, &units).expect("published");
+    let plan = library.longest(&scope, &units, units.len(), true).expect("found");
+    let mut memory = vec![0; plan.bytes()];
+    let cancel = std::sync::atomic::AtomicBool::new(false);
+    let all =
+        RestoreLimits { threads: 2, bytes: plan.bytes(), time: Duration::from_mins(5), cancel: &cancel };
+    library.fetch_within(&scope, jobs(&plan, &mut memory), &all).expect("exactly at the limit");
+    let late = RestoreLimits { time: Duration::ZERO, ..all };
+    let failed = library.fetch_within(&scope, jobs(&plan, &mut memory), &late).expect_err("no time");
+    assert_eq!(failed.counter_name(), "limit");
+    // Cancelled at any moment of restores that follow each other.
+    for delay_us in [0, 100, 1_000, 3_000, 10_000, 30_000] {
+        cancel.store(false, std::sync::atomic::Ordering::SeqCst);
+        let took = std::thread::scope(|threads| {
+            let (library, scope, plan, memory) = (&library, &scope, &plan, &mut memory);
+            let restores = threads.spawn(move || {
+                while library.fetch_within(scope, jobs(plan, memory), &all).is_ok() {}
+                Instant::now()
+            });
+            std::thread::sleep(Duration::from_micros(delay_us));
+            cancel.store(true, std::sync::atomic::Ordering::SeqCst);
+            let cancelled = Instant::now();
+            restores.join().expect("no panic").saturating_duration_since(cancelled)
+        });
+        assert!(took < Duration::from_millis(50), "{took:?}");
+    }
+    // A byte less than needed is refused before anything is read: of what is not there any more, too.
+    cancel.store(false, std::sync::atomic::Ordering::SeqCst);
+    for segment in &plan.segments {
+        store.delete(&segment.id.object()).expect("deleted");
+    }
+    let tight = RestoreLimits { bytes: plan.bytes() - 1, ..all };
+    let failed = library.fetch_within(&scope, jobs(&plan, &mut memory), &tight).expect_err("too much");
+    assert_eq!(failed.counter_name(), "limit");
+    let failed = library.fetch_within(&scope, jobs(&plan, &mut memory), &all).expect_err("gone");
+    assert_eq!(failed.counter_name(), "missing_segment");
 }
 
 #[derive(Clone, Debug)]

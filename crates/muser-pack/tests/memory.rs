@@ -1,0 +1,117 @@
+//! What publishing and restoring need beyond the state itself, seen by the system: the highest resident size.
+//!
+//! One test, alone in its process. `MUSER_TEST_LONG=1` takes 8 GiB instead of 200 MB.
+
+#![cfg(target_os = "linux")]
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use muser_kv::{KvGroup, Unit};
+use muser_pack::{
+    DirStore, Fetch, Geometry, Identity, KeyRing, LayerKind, Library, LibraryOptions, Positions,
+    Representation, Scope,
+};
+
+const MIB: usize = 1 << 20;
+
+fn identity() -> Identity {
+    let layers: Vec<_> =
+        (0..52).map(|i| if i % 4 == 3 { LayerKind::Full } else { LayerKind::Sliding }).collect();
+    Identity {
+        weights: [0; 32],
+        architecture: Vec::new(),
+        quantisation: String::new(),
+        adapters: Vec::new(),
+        tokenizer: [0; 32],
+        template: [0; 32],
+        positions: Positions {
+            rotary_base_bits: 0,
+            pairing: String::new(),
+            scaling: String::new(),
+            rotating: vec![true; 52],
+            origin: 0,
+        },
+        geometry: Geometry { layers, window: 2048, kv_heads: 2, head_dim: 128, block_len: 256 },
+        scalars: Vec::new(),
+        context_policy: String::new(),
+        media: None,
+        draft: None,
+        representation: Representation {
+            route: "memory".into(),
+            kv_type: "f16".into(),
+            layout: "planes".into(),
+            row_bytes: 512,
+            full_block_bytes: 13 * 256 * 1024,
+            sliding_block_bytes: 39 * 256 * 1024,
+        },
+    }
+}
+
+/// `VmRSS` or `VmHWM` of this process, in bytes.
+fn resident(which: &str) -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").expect("this is Linux");
+    let line = status.lines().find(|line| line.starts_with(which)).expect("it says so");
+    let kib: usize = line.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).expect("a number");
+    kib * 1024
+}
+
+/// Runs `work` and says by how much the resident size was higher meanwhile than before.
+fn peak_of(work: impl FnOnce()) -> usize {
+    std::fs::write("/proc/self/clear_refs", "5").expect("the peak can be reset");
+    let before = resident("VmRSS");
+    work();
+    resident("VmHWM").saturating_sub(before)
+}
+
+fn publish(library: &Library, scope: &Scope, units: &[Unit]) {
+    let mut publication = library.begin_publish(scope, units).expect("begun");
+    let mut bytes = vec![0_u8; scope.block_bytes(KvGroup::Sliding)];
+    let first_sliding = scope.first_sliding_block(units.len());
+    for wanted in publication.wanted() {
+        if wanted.group == KvGroup::Sliding && wanted.index < first_sliding {
+            continue;
+        }
+        let bytes = &mut bytes[..scope.block_bytes(wanted.group)];
+        bytes.fill((wanted.index % 251) as u8);
+        // No two segments are the same.
+        bytes[..8].copy_from_slice(&(wanted.index as u64).to_le_bytes());
+        publication.put(wanted.group, wanted.index, bytes).expect("put");
+    }
+    publication.commit(false).expect("committed");
+}
+
+#[test]
+fn publishing_and_restoring_need_little_beyond_the_state() {
+    let long = std::env::var_os("MUSER_TEST_LONG").is_some_and(|value| value == "1");
+    let blocks = if long { 2_500 } else { 32 };
+    let folder = tempfile::tempdir().expect("a folder");
+    let store = Arc::new(DirStore::open(folder.path(), None).expect("a store"));
+    let options = LibraryOptions::default();
+    let library = Library::open(store, KeyRing::generate().expect("random"), options).expect("it opens");
+    let scope = library.scope(identity(), "");
+    let units: Vec<_> = (0..blocks * 256).map(|i| Unit::token(i as u32)).collect();
+    let publishing = peak_of(|| publish(&library, &scope, &units));
+    let plan = library.longest(&scope, &units, units.len(), true).expect("found");
+    let bytes = plan.bytes();
+    eprintln!("published {} MiB with {} MiB", bytes / MIB, publishing / MIB);
+    // The block in the caller's hands and its sealed copy are 10 MiB each.
+    assert!(publishing < 32 * MIB, "{publishing} bytes");
+    // What the engine has for it; pieces of it are written again and again, so that the long run needs no 8 GiB.
+    let mut memory = vec![1_u8; bytes.min(256 * MIB)];
+    let restoring = peak_of(|| {
+        let mut at = 0;
+        while at < plan.segments.len() {
+            let (mut jobs, mut rest) = (Vec::new(), &mut memory[..]);
+            while let Some(segment) = plan.segments.get(at).filter(|segment| segment.bytes <= rest.len()) {
+                let (out, left) = rest.split_at_mut(segment.bytes);
+                jobs.push(Fetch { segment: *segment, out });
+                rest = left;
+                at += 1;
+            }
+            library.fetch_all(&scope, jobs, 4, &AtomicBool::new(false)).expect("restored");
+        }
+    });
+    eprintln!("restored {} MiB with {} KiB beyond them", bytes / MIB, restoring / 1024);
+    assert!(restoring < 8 * MIB, "{restoring} bytes");
+}
