@@ -138,7 +138,7 @@ fn a_lent_block_is_the_borrowers_until_it_comes_back() {
     let mut bytes = vec![0; size];
     assert!(executor.export_block(KvGroup::Full, BlockId(1), &mut bytes).is_err());
     assert!(executor.import_block(KvGroup::Full, BlockId(1), &bytes).is_err());
-    let mut step = |full: u32, executor: &mut dyn Executor| {
+    let step = |full: u32, executor: &mut dyn Executor| {
         let (mut batch, mut out) = (StepBatch::default(), StepOutput::default());
         batch.push_seq(0, &[BlockId(full)], 0, &[BlockId(0)]);
         batch.push_row(Row { input: RowInput::Token(5), wants: RowWants::default() });
