@@ -19,44 +19,28 @@ use std::time::Instant;
 use aws_lc_rs::aead;
 use muser_kv::{KvGroup, Unit};
 use muser_pack::{
-    DirStore, Fetch, Geometry, Identity, KeyRing, LayerKind, Library, LibraryOptions, Plan, Positions,
-    Representation, Scope,
+    DirStore, Fetch, Geometry, Identity, KeyRing, LayerKind, Library, LibraryOptions, Plan, Scope,
 };
 
 const ROUNDS: usize = 9;
 const CHUNK: usize = 256 << 10;
 
+/// Blocks of the full-size model.
 fn identity() -> Identity {
-    let layers: Vec<_> =
-        (0..52).map(|i| if i % 4 == 3 { LayerKind::Full } else { LayerKind::Sliding }).collect();
-    Identity {
-        weights: [0; 32],
-        architecture: Vec::new(),
-        quantisation: String::new(),
-        adapters: Vec::new(),
-        tokenizer: [0; 32],
-        template: [0; 32],
-        positions: Positions {
-            rotary_base_bits: 0,
-            pairing: String::new(),
-            scaling: String::new(),
-            rotating: vec![true; 52],
-            origin: 0,
-        },
-        geometry: Geometry { layers, window: 2048, kv_heads: 2, head_dim: 128, block_len: 256 },
-        scalars: Vec::new(),
-        context_policy: String::new(),
-        media: None,
-        draft: None,
-        representation: Representation {
-            route: "speed".into(),
-            kv_type: "f16".into(),
-            layout: "planes".into(),
-            row_bytes: 512,
-            full_block_bytes: 13 * 256 * 1024,
-            sliding_block_bytes: 39 * 256 * 1024,
-        },
-    }
+    let mut identity = Identity::example();
+    let kind = |i| if i % 4 == 3 { LayerKind::Full } else { LayerKind::Sliding };
+    identity.geometry = Geometry {
+        layers: (0..52).map(kind).collect(),
+        window: 2048,
+        kv_heads: 2,
+        head_dim: 128,
+        block_len: 256,
+    };
+    identity.positions.rotating = vec![true; 52];
+    identity.representation.row_bytes = 512;
+    identity.representation.full_block_bytes = 13 * 256 * 1024;
+    identity.representation.sliding_block_bytes = 39 * 256 * 1024;
+    identity
 }
 
 struct Case {

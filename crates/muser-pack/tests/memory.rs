@@ -8,44 +8,26 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use muser_kv::{KvGroup, Unit};
-use muser_pack::{
-    DirStore, Fetch, Geometry, Identity, KeyRing, LayerKind, Library, LibraryOptions, Positions,
-    Representation, Scope,
-};
+use muser_pack::{DirStore, Fetch, Geometry, Identity, KeyRing, LayerKind, Library, LibraryOptions, Scope};
 
 const MIB: usize = 1 << 20;
 
+/// Blocks of the full-size model.
 fn identity() -> Identity {
-    let layers: Vec<_> =
-        (0..52).map(|i| if i % 4 == 3 { LayerKind::Full } else { LayerKind::Sliding }).collect();
-    Identity {
-        weights: [0; 32],
-        architecture: Vec::new(),
-        quantisation: String::new(),
-        adapters: Vec::new(),
-        tokenizer: [0; 32],
-        template: [0; 32],
-        positions: Positions {
-            rotary_base_bits: 0,
-            pairing: String::new(),
-            scaling: String::new(),
-            rotating: vec![true; 52],
-            origin: 0,
-        },
-        geometry: Geometry { layers, window: 2048, kv_heads: 2, head_dim: 128, block_len: 256 },
-        scalars: Vec::new(),
-        context_policy: String::new(),
-        media: None,
-        draft: None,
-        representation: Representation {
-            route: "memory".into(),
-            kv_type: "f16".into(),
-            layout: "planes".into(),
-            row_bytes: 512,
-            full_block_bytes: 13 * 256 * 1024,
-            sliding_block_bytes: 39 * 256 * 1024,
-        },
-    }
+    let mut identity = Identity::example();
+    let kind = |i| if i % 4 == 3 { LayerKind::Full } else { LayerKind::Sliding };
+    identity.geometry = Geometry {
+        layers: (0..52).map(kind).collect(),
+        window: 2048,
+        kv_heads: 2,
+        head_dim: 128,
+        block_len: 256,
+    };
+    identity.positions.rotating = vec![true; 52];
+    identity.representation.row_bytes = 512;
+    identity.representation.full_block_bytes = 13 * 256 * 1024;
+    identity.representation.sliding_block_bytes = 39 * 256 * 1024;
+    identity
 }
 
 /// `VmRSS` or `VmHWM` of this process, in bytes.
