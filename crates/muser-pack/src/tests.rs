@@ -176,7 +176,7 @@ fn changed_bytes_are_refused_or_mean_themselves() {
             blocks: vec![block(0), block(1)],
         }
     };
-    let identity = crate::testing::identity();
+    let identity = identity();
     let encodings = [identity.encode(), scope_of(identity).encode()];
     let mut state = 1_u64;
     let mut random = move |below: usize| {
