@@ -110,7 +110,7 @@ fn a_restore_beyond_its_limits_is_not_begun_or_given_up() {
             0,
         ),
     ] {
-        let running = start_with(&disk, support::config(), limit, |_| {});
+        let running = start_with(&disk, config(), limit, |_| {});
         disk.store.faults.opened.store(0, SeqCst);
         let (tokens, usage) = ask(&running.engine, request(&prompt, 6, true));
         assert_eq!((tokens, usage.cached_tokens), (expected.0.clone(), 0));

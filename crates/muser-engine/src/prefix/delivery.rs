@@ -168,11 +168,12 @@ impl Delivery {
 
     /// Hands back a block whose every byte has been written. The caller vouches for the bytes as in [`Delivery::give`].
     pub fn filled(&self, place: BlockPlace) {
-        let cell = &self.0.0;
-        if lock(&place.loan).take().is_none() {
+        let BlockPlace { group, index, loan } = place;
+        if lock(&loan).take().is_none() {
             return;
         }
-        cell.arrived.push(Delivered { group: place.group, index: place.index, bytes: None });
+        let cell = &self.0.0;
+        cell.arrived.push(Delivered { group, index, bytes: None });
         // There is nothing for the engine to do but to count, before all is there.
         if cell.note_arrival() {
             cell.engine.unpark();
