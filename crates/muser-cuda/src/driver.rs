@@ -151,6 +151,13 @@ pub(crate) fn driver_version() -> Result<i32, CudaError> {
     Ok(version)
 }
 
+/// Waits until what was set or copied on the default stream is in place. These calls return before that (a copy once the
+/// values are in the driver's own memory), and our streams do not wait for the default stream.
+fn settle() -> Result<(), CudaError> {
+    // SAFETY: null names the default stream of the context that the caller has bound.
+    check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(std::ptr::null_mut()) })
+}
+
 /// Device memory of `len` values of `T`, not initialised unless made by [`Buffer::zeroed`].
 pub(crate) struct Buffer<T> {
     context: Arc<Context>,
@@ -178,6 +185,7 @@ impl<T: Copy> Buffer<T> {
         let buffer = Self::new(context, len, what)?;
         // SAFETY: the allocation has at least this many bytes.
         check("cuMemsetD8", unsafe { sys::cuMemsetD8_v2(buffer.pointer, 0, len * size_of::<T>()) })?;
+        settle()?;
         Ok(buffer)
     }
 
@@ -204,7 +212,8 @@ impl<T: Copy> Buffer<T> {
         // SAFETY: both ranges are valid for the length, checked above.
         check("cuMemcpyHtoD", unsafe {
             sys::cuMemcpyHtoD_v2(self.at(at), values.as_ptr().cast(), size_of_val(values))
-        })
+        })?;
+        settle()
     }
 
     /// Copies values out and waits.
