@@ -5,9 +5,12 @@
 use std::path::Path;
 
 use muser_backend::Executor;
-use muser_backend::conformance::{import_continues, row_invariance};
-use muser_cuda::{CudaExecutor, CudaOptions, device, selftest};
-use muser_model::Model;
+use muser_backend::conformance::{
+    draft_invariance, draft_logits, import_continues, row_invariance, skipped_context_is_blank,
+};
+use muser_cpu::{CpuExecutor, CpuOptions};
+use muser_cuda::{Attention, CudaExecutor, CudaOptions, device, selftest};
+use muser_model::{Draft, Model};
 
 fn card() -> bool {
     match device::probe(0) {
@@ -28,6 +31,18 @@ fn executor(model: &Model) -> Box<dyn Executor> {
     Box::new(
         CudaExecutor::new(model, CudaOptions { max_rows: 512, ..CudaOptions::default() }).expect("loads"),
     )
+}
+
+fn tiny_draft() -> Draft {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/muse-tiny-dflash-Q8_0.gguf");
+    Draft::load(path).expect("the draft in the repository loads")
+}
+
+fn drafting(model: &Model, attention: Attention) -> Box<dyn Executor> {
+    let options = CudaOptions { max_rows: 512, attention, ..CudaOptions::default() };
+    let mut executor = CudaExecutor::new(model, options).expect("loads");
+    executor.attach_draft(tiny_draft()).expect("fits");
+    Box::new(executor)
 }
 
 #[test]
@@ -51,6 +66,33 @@ fn an_imported_prefix_continues_with_the_same_bits() {
     if card() {
         let model = tiny();
         import_continues(|| executor(&model), &model.geometry, 2, 700, 40);
+    }
+}
+
+#[test]
+fn proposals_are_those_of_the_cpu() {
+    if card() {
+        let model = tiny();
+        let mut cpu = CpuExecutor::new(model.clone(), CpuOptions::default()).expect("loads");
+        cpu.attach_draft(tiny_draft()).expect("fits");
+        let mut cuda = drafting(&model, Attention::Exact);
+        for (len, proposals) in [(1, 7), (300, 3), (600, 7)] {
+            let ids: Vec<u32> = (0..len).map(|i| (i * 41 + 11) % 4000).collect();
+            let expected = draft_logits(&mut cpu, &ids, proposals);
+            assert!(expected == draft_logits(cuda.as_mut(), &ids, proposals), "{len} ids");
+        }
+    }
+}
+
+#[test]
+fn proposals_do_not_depend_on_company_and_a_context_left_out_is_blank() {
+    if card() {
+        let model = tiny();
+        let g = &model.geometry;
+        let layers = g.sliding.iter().filter(|sliding| **sliding).count();
+        let target_bytes = layers * 2 * g.kv_width() * muser_kv::BLOCK_LEN * 2;
+        draft_invariance(|| drafting(&model, Attention::Fast), g, 1, 4, 700);
+        skipped_context_is_blank(|| drafting(&model, Attention::Fast), g, target_bytes);
     }
 }
 
