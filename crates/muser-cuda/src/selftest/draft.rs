@@ -117,8 +117,8 @@ fn rotated(x: &[f32], weight: &[f32], angles: &[f32]) -> Vec<f32> {
     let x: Vec<f32> = x.iter().zip(weight).map(|(x, w)| x * r * w).collect();
     let half = HEAD / 2;
     let pair = |t: usize| (x[t], x[t + half], angles[2 * t], angles[2 * t + 1]);
-    let first = (0..half).map(|t| pair(t)).map(|(a, b, c, s)| a * c - b * s);
-    let second = (0..half).map(|t| pair(t)).map(|(a, b, c, s)| a * s + b * c);
+    let first = (0..half).map(&pair).map(|(a, b, c, s)| a * c - b * s);
+    let second = (0..half).map(pair).map(|(a, b, c, s)| a * s + b * c);
     first.chain(second).collect()
 }
 

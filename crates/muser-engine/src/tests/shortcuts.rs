@@ -52,10 +52,8 @@ fn the_text_is_that_of_all_logits() {
             // All together, so that rows of every kind are in one step.
             for kinds in [&kinds[..4], &kinds[2..6], &kinds[4..]] {
                 let submit = |bench: &mut Bench| -> Vec<Vec<u32>> {
-                    let mut submissions: Vec<_> = (0..)
-                        .zip(kinds)
-                        .map(|(i, kind)| bench.submit(ask(kind, i)).expect("good"))
-                        .collect();
+                    let mut submissions: Vec<_> =
+                        (0..).zip(kinds).map(|(i, kind)| bench.submit(ask(kind, i)).expect("good")).collect();
                     submissions.iter_mut().map(|submission| ids(&bench.finish(submission))).collect()
                 };
                 let (expected, found) = (submit(&mut whole), submit(&mut few));
