@@ -456,7 +456,7 @@ impl Executor for CudaExecutor {
 
     fn allocate_kv(&mut self, capacity: KvCapacity) -> Result<(), ExecError> {
         self.graphs.clear();
-        self.drafter.iter_mut().for_each(Drafter::forget_graphs);
+        self.drafter.iter_mut().for_each(|drafter| drafter.note_blocks(capacity.sliding));
         // The old blocks go first, so that the new ones may use their memory.
         self.full = KvPool::empty(&self.context).map_err(|e| e.into_exec(&self.info.device))?;
         self.sliding = KvPool::empty(&self.context).map_err(|e| e.into_exec(&self.info.device))?;
@@ -503,6 +503,7 @@ impl Executor for CudaExecutor {
                 "{asked} of the largest logits, the most is {most}"
             )));
         }
+        self.drafter.iter_mut().for_each(|drafter| drafter.rows.note_step(batch));
         self.run(batch, out).map_err(|e| self.fail(e))
     }
 
@@ -536,7 +537,11 @@ impl Executor for CudaExecutor {
 
     fn import_block(&mut self, group: KvGroup, block: BlockId, src: &[u8]) -> Result<(), ExecError> {
         let at = self.place(group, block, src.len())?;
-        self.pool(group).memory.write(at, src).map_err(|e| self.fail(e))
+        self.pool(group).memory.write(at, src).map_err(|e| self.fail(e))?;
+        if group == KvGroup::Sliding {
+            self.drafter.iter_mut().for_each(|drafter| drafter.note_import(block, src));
+        }
+        Ok(())
     }
 }
 

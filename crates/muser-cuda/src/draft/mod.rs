@@ -8,6 +8,7 @@
 //! Attention of a round is the exact kernel of `attention_exact.cu` with either attention of the target: a round has few rows
 //! and a window, so the tensor cores would save nothing that shows.
 
+mod context_rows;
 mod extend;
 mod round;
 mod round_data;
@@ -17,12 +18,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use muser_backend::DraftInfo;
-use muser_kv::BLOCK_LEN;
+use muser_kv::{BLOCK_LEN, BlockId};
 use muser_model::{DflashConfig, Draft};
 
 use crate::CudaError;
 use crate::driver::{Buffer, Context, Function, Graph};
 use crate::executor::Kernels;
+use crate::matrix::FEW_PASSES_ROWS;
+use context_rows::ContextRows;
 use extend::ExtendBuffers;
 use round::RoundBuffers;
 pub(crate) use round::RoundTarget;
@@ -32,8 +35,9 @@ use weights::DraftWeights;
 /// Revision of the draft's context arithmetic, the CPU backend's; blocks that hold a draft's planes also name the draft.
 pub(crate) const DRAFT_ROUTE: &str = "dflash-1";
 
-/// Most rows of a round, where a block has no more: 16 sequences of 8.
-const ROUND_ROWS: usize = 128;
+/// Most rows of a round, where a block has no more. The kernels of more rows rewrite the weights first, which for 64 rows takes
+/// longer than two rounds (5.3 and 2 * 1.9 ms with the full-size draft).
+const ROUND_ROWS: usize = FEW_PASSES_ROWS;
 
 /// Kernels besides those of the target.
 struct DraftKernels {
@@ -52,6 +56,8 @@ pub(crate) struct Drafter {
     extend: ExtendBuffers,
     weights: DraftWeights,
     kernels: DraftKernels,
+    /// Which rows have the draft's context.
+    pub(crate) rows: ContextRows,
     config: DflashConfig,
     /// cos and sin, laid out like the target's.
     angles: Buffer<f32>,
@@ -84,15 +90,24 @@ impl Drafter {
                 heads: kernels.get("draft_heads")?,
             },
             weights,
+            rows: ContextRows::default(),
             config,
             angles,
             first_plane,
         })
     }
 
-    /// Drops what names the addresses of KV blocks.
-    pub(crate) fn forget_graphs(&mut self) {
+    /// There are so many sliding blocks now, elsewhere.
+    pub(crate) fn note_blocks(&mut self, blocks: u32) {
+        // They name the addresses of the old ones.
         self.graphs.clear();
+        self.rows.reset(blocks);
+    }
+
+    /// A sliding block was copied in.
+    pub(crate) fn note_import(&mut self, block: BlockId, bytes: &[u8]) {
+        let keys = &bytes[2 * self.first_plane..][..2 * self.config.head_dim * BLOCK_LEN];
+        self.rows.note_import(block, keys);
     }
 
     /// What the engine may ask for.

@@ -1,7 +1,7 @@
 //! A draft round: the block forward of several sequences at once, from anchors to proposals.
 //!
 //! A sequence has a row for its anchor and one for each proposal. Rows of one block see each other, all of them, besides the
-//! context before the anchor: attention is that of the context's blocks followed by one more. Rounds of up to 16 rows run as
+//! context before the anchor: attention is that of the context's blocks followed by one more. Rounds of up to 32 rows run as
 //! graphs, one for each number of rows and proposals.
 
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::forward::{
 use crate::kernels::{
     CombineArgs, DraftEmbedArgs, DraftHeadArgs, DraftNormArgs, ExactArgs, LogitArgs, SiluArgs,
 };
-use crate::matrix::{FEW_ROWS, Product, ProductKernels};
+use crate::matrix::{FEW_PASSES_ROWS, Product, ProductKernels};
 use crate::weights::Weights;
 
 /// Working memory of a round's rows.
@@ -106,7 +106,7 @@ impl Drafter {
         let (shape, next) = self.data.fill(batch, first);
         let RoundShape { rows, proposals } = shape;
         self.data.upload(target.stream)?;
-        if rows > FEW_ROWS || !target.graphs {
+        if rows > FEW_PASSES_ROWS || !target.graphs {
             self.layers(target, rows)?;
             return Ok(Round { rows, proposals, next, proposed: false });
         }
