@@ -154,6 +154,13 @@ pub trait Executor: Send {
         0
     }
 
+    /// Has this row of a sliding block, computed by some step, its draft context? `false` where the step left it out
+    /// ([`StepBatch::skip_draft_context`]), however the block has got here since. `true` where that is not known.
+    fn has_draft_context(&self, block: BlockId, row: usize) -> bool {
+        let _ = (block, row);
+        true
+    }
+
     /// Copies a block out. `dst` has [`ExecutorInfo::block_bytes`] bytes; its layout belongs to the route.
     fn export_block(&self, group: KvGroup, block: BlockId, dst: &mut [u8]) -> Result<(), ExecError>;
 

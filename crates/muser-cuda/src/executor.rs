@@ -530,6 +530,10 @@ impl Executor for CudaExecutor {
         self.rounds(batch, scratch, Some(ids)).map_err(|e| self.fail(e))
     }
 
+    fn has_draft_context(&self, block: BlockId, row: usize) -> bool {
+        self.drafter.as_ref().is_none_or(|drafter| drafter.rows.has(block, row))
+    }
+
     fn export_block(&self, group: KvGroup, block: BlockId, dst: &mut [u8]) -> Result<(), ExecError> {
         let at = self.place(group, block, dst.len())?;
         self.pool(group).memory.read(at, dst).map_err(|e| self.fail(e))
