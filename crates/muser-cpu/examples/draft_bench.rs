@@ -2,8 +2,8 @@
 //! draft's context adds to a step.
 //!
 //! `draft_bench MODEL DRAFT [--threads N] [--depth N] [--proposals 1,3,7] [--sequences 1] [--tokens 32] [--reps 5]`.
-//! Prints the median of the repetitions. Steps with and without the context take turns, so that a machine that is
-//! disturbed disturbs both. What proposals are worth is not measured here.
+//! Prints the median of the repetitions. Steps without a draft at all, with and without its context take turns, so that a
+//! machine that is disturbed disturbs all. What proposals are worth is not measured here.
 #![allow(clippy::print_stdout, reason = "a command")]
 
 use std::time::Instant;
@@ -84,39 +84,63 @@ fn main() {
             other => panic!("unknown argument {other}"),
         }
     }
-    let model = Model::load(model).expect("model");
-    let mut executor =
-        CpuExecutor::new(model, CpuOptions { threads, ..CpuOptions::default() }).expect("executor");
-    executor.attach_draft(Draft::load(draft).expect("draft")).expect("a draft that fits");
-    let blocks = (depth + 300).div_ceil(256);
-    let all = (blocks * sequences) as u32;
-    executor.allocate_kv(KvCapacity { full: all, sliding: all }).expect("KV memory");
-    println!("{}, {sequences} sequences at depth {depth}", executor.info().device);
-    let mut s = Session {
-        executor,
-        sequences,
-        blocks,
-        batch: StepBatch::default(),
-        out: StepOutput::default(),
-        round: DraftBatch::default(),
-        logits: Vec::new(),
+    let session = |draft: Option<&str>| {
+        let model = Model::load(&model).expect("model");
+        let mut executor =
+            CpuExecutor::new(model, CpuOptions { threads, ..CpuOptions::default() }).expect("executor");
+        if let Some(draft) = draft {
+            executor.attach_draft(Draft::load(draft).expect("draft")).expect("a draft that fits");
+        }
+        let blocks = (depth + 300).div_ceil(256);
+        let all = (blocks * sequences) as u32;
+        executor.allocate_kv(KvCapacity { full: all, sliding: all }).expect("KV memory");
+        let mut session = Session {
+            executor,
+            sequences,
+            blocks,
+            batch: StepBatch::default(),
+            out: StepOutput::default(),
+            round: DraftBatch::default(),
+            logits: Vec::new(),
+        };
+        for from in (0..depth).step_by(128) {
+            let rows = 128.min(depth - from).min(session.executor.info().max_rows / sequences);
+            (from..(from + 128).min(depth)).step_by(rows).for_each(|pos| {
+                session.step(pos, rows.min(depth - pos), false, true);
+            });
+        }
+        session
     };
-    for from in (0..depth).step_by(128) {
-        let rows = 128.min(depth - from).min(s.executor.info().max_rows / sequences);
-        (from..(from + 128).min(depth)).step_by(rows).for_each(|pos| {
-            s.step(pos, rows.min(depth - pos), false, true);
-        });
+    let (mut s, mut bare, mut bare_again) = (session(Some(&draft)), session(None), session(None));
+    println!("{}, {sequences} sequences at depth {depth}", s.executor.info().device);
+    let mut times = [const { Vec::new() }; 4];
+    for _ in 0..reps {
+        // Runs of steps, so that each of them finds in the caches what it left there.
+        for _ in 0..tokens {
+            times[0].push(bare.step(depth, 1, true, true));
+        }
+        for _ in 0..tokens {
+            times[1].push(bare_again.step(depth, 1, true, true));
+        }
+        for _ in 0..tokens {
+            times[2].push(s.step(depth + 1, 1, true, false));
+        }
+        for _ in 0..tokens {
+            times[3].push(s.step(depth, 1, true, true));
+        }
     }
-    let (mut with, mut without) = (Vec::new(), Vec::new());
-    for i in 0..reps * tokens {
-        with.push(s.step(depth, 1, true, true));
-        without.push(s.step(depth + 1 + i % 2, 1, true, false));
-    }
-    let (with, plain) = (median(with), median(without));
+    let [none, none_again, plain, with] = times.map(median);
     let ms = |seconds: f64| 1e3 * seconds;
     println!(
-        "plain step {:.3} ms; with the draft's context {:.3} ms, {:+.1} %",
+        "step without a draft {:.3} ms, again {:.3} ms, {:+.1} %",
+        ms(none),
+        ms(none_again),
+        100.0 * (none_again / none - 1.0)
+    );
+    println!(
+        "with an idle draft {:.3} ms, {:+.1} %; with the draft's context {:.3} ms, {:+.1} % of that",
         ms(plain),
+        100.0 * (plain / none - 1.0),
         ms(with),
         100.0 * (with / plain - 1.0)
     );

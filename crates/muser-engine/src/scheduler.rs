@@ -184,6 +184,7 @@ impl Scheduler {
         }
         sequence.awaits_copy = false;
         sequence.drafts.clear();
+        (sequence.draft_gap_end, sequence.draft_gap_known) = (0, false);
         Some(sequence)
     }
 

@@ -44,6 +44,10 @@ pub(crate) struct Sequence {
     pub(crate) draft_row: usize,
     /// How its proposals have fared.
     pub(crate) acceptance: Acceptance,
+    /// Position behind the last rows whose draft context was left out; 0 if there are none.
+    pub(crate) draft_gap_end: usize,
+    /// Have the blocks that it did not fill itself been looked at for such rows?
+    pub(crate) draft_gap_known: bool,
     pub(crate) generated: u32,
     pub(crate) counts: Option<TokenCounts>,
     pub(crate) stop_watch: Option<Box<dyn StopWatch>>,
@@ -109,6 +113,8 @@ impl Sequence {
             drafts: Vec::with_capacity(MOST_PROPOSALS),
             draft_row: 0,
             acceptance: Acceptance::of_sequence(),
+            draft_gap_end: 0,
+            draft_gap_known: false,
             generated: 0,
             counts,
             stop_watch: choice.stop_watch,
@@ -139,6 +145,11 @@ impl Sequence {
     /// Positions whose KV exists.
     pub(crate) fn computed(&self) -> usize {
         self.kv.as_ref().map_or(0, KvSeq::len)
+    }
+
+    /// Rows with draft context at the end of its text, without a gap; without bound if there is no gap at all.
+    pub(crate) fn draft_context(&self) -> usize {
+        if self.draft_gap_end == 0 { usize::MAX } else { self.computed().saturating_sub(self.draft_gap_end) }
     }
 
     /// Reports the positions that need not be computed, once they are known.

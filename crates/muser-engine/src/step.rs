@@ -136,7 +136,7 @@ impl Driver {
 
     fn build_batch(&mut self) {
         self.batch.clear();
-        if self.draft.skips_context() && self.decodes_only() {
+        if self.draft.skips_context(self.decodes_only()) {
             self.batch.skip_draft_context();
         }
         for i in 0..self.plan.items.len() {
@@ -235,6 +235,9 @@ impl Driver {
         let kv = sequence.kv.as_mut()?;
         let end = item.start + item.rows;
         self.scheduler.kv.commit(kv, &sequence.units[item.start..end]);
+        if !self.batch.wants_draft_context() && self.draft.leaves_gaps() {
+            sequence.draft_gap_end = kv.len();
+        }
         if !was_decoding {
             sequence.task.ring.set_prefilled(end.min(sequence.task.prompt_tokens as usize) as u32);
         }

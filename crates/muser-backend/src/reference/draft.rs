@@ -62,6 +62,11 @@ impl Drafter {
         }
     }
 
+    /// Is this anything but zeros? A computed key has been normalised and is not.
+    pub(super) fn has_context(&self, kv: &KvStore, block: BlockId, row: usize) -> bool {
+        self.model.layers.is_empty() || kv.row(self.first_layer, (block, row)).0.iter().any(|&k| k != 0.0)
+    }
+
     /// Logits of the proposals of every sequence, without scale and soft cap.
     pub(super) fn propose(&self, target: &Model, kv: &KvStore, batch: &DraftBatch) -> Vec<f32> {
         let mut rows = Vec::new();

@@ -277,6 +277,10 @@ impl Executor for ReferenceExecutor {
         Ok(())
     }
 
+    fn has_draft_context(&self, block: BlockId, row: usize) -> bool {
+        self.drafter.as_ref().is_none_or(|drafter| drafter.has_context(&self.kv, block, row))
+    }
+
     fn export_block(&self, group: KvGroup, block: BlockId, dst: &mut [u8]) -> Result<(), ExecError> {
         self.kv.export(group, block, dst)
     }

@@ -199,6 +199,41 @@ impl KvStore {
         Some(Box::new(Loan { buffer, loans, group, block: block.0 as usize, bytes }))
     }
 
+    /// Writes zeros as K and V of rows `rows` of a block, from layer `layer` of its group on, which is not the first.
+    pub(crate) fn clear_rows(&mut self, layer: usize, block: BlockId, rows: std::ops::Range<usize>) {
+        for layer in layer..self.places.len() {
+            let LayerPlace { kv_heads, head_dim, .. } = self.places[layer];
+            for kv_head in 0..kv_heads {
+                let view = self.view(layer, kv_head);
+                let at = block.0 as usize * view.block_stride;
+                // SAFETY: the caller has checked the block, `rows` lie inside it, and nobody reads it while `self` is
+                // borrowed mutably.
+                unsafe {
+                    for d in 0..head_dim {
+                        view.k.add(at + d * BLOCK_LEN + rows.start).write_bytes(0, rows.len());
+                    }
+                    view.v.add(at + rows.start * head_dim).write_bytes(0, rows.len() * head_dim);
+                }
+            }
+        }
+    }
+
+    /// Is V of a row all zeros, in the first head of a layer?
+    pub(crate) fn is_zero_row(&self, layer: usize, block: BlockId, row: usize) -> bool {
+        let LayerPlace { group, head_dim, .. } = self.places[layer];
+        let count = match group {
+            KvGroup::Full => self.capacity.full,
+            KvGroup::Sliding => self.capacity.sliding,
+        };
+        if block.0 >= count || row >= BLOCK_LEN {
+            return true;
+        }
+        let view = self.view(layer, 0);
+        let v = view.v.wrapping_add(block.0 as usize * view.block_stride + row * head_dim);
+        // SAFETY: block and row lie inside the buffer; steps write only while `self` is borrowed mutably elsewhere.
+        unsafe { std::slice::from_raw_parts(v, head_dim) }.iter().all(|&value| value == 0)
+    }
+
     /// First byte of a block, and its length.
     fn block(&self, group: KvGroup, block: BlockId, bytes: usize) -> Result<*mut u8, ExecError> {
         self.check_ours(group, &[block])?;

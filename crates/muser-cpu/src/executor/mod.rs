@@ -16,7 +16,7 @@ use muser_backend::{
     arith, draft_mark,
 };
 use muser_gguf::GgmlType;
-use muser_kv::{BlockId, KvGroup};
+use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
 use muser_model::{Draft, Matrix, Model};
 
 use crate::isa::Isa;
@@ -169,6 +169,21 @@ impl CpuExecutor {
         &self.description
     }
 
+    /// The draft's K and V of all rows: zeros if the step leaves them out.
+    fn prepare_draft(&mut self, batch: &StepBatch) {
+        let Some(drafter) = &mut self.drafter else { return };
+        for place in &self.rows {
+            let seq = &batch.seqs()[place.seq];
+            let index = place.position / BLOCK_LEN - seq.sliding_first as usize;
+            let (block, row) = (batch.sliding_table(seq)[index], place.position % BLOCK_LEN);
+            if batch.wants_draft_context() {
+                drafter.note_context(block, row);
+            } else {
+                drafter.blank(&mut self.kv, block, row);
+            }
+        }
+    }
+
     /// Numbers the rows and sizes the outputs.
     fn place_rows(&mut self, batch: &StepBatch, out: &mut StepOutput) -> usize {
         let (mut logits, mut features, mut hidden) = (0, 0, 0);
@@ -202,7 +217,11 @@ impl Executor for CpuExecutor {
     }
 
     fn allocate_kv(&mut self, capacity: KvCapacity) -> Result<(), ExecError> {
-        self.kv.allocate(capacity)
+        self.kv.allocate(capacity)?;
+        if let Some(drafter) = &mut self.drafter {
+            drafter.note_blocks(capacity.sliding);
+        }
+        Ok(())
     }
 
     fn set_feature_layers(&mut self, layers: &[usize]) -> Result<(), ExecError> {
@@ -233,11 +252,9 @@ impl Executor for CpuExecutor {
                 self.partial.resize(size, 0.0);
             }
         }
-        let (extend, blank) = match &mut self.drafter {
-            Some(drafter) if batch.wants_draft_context() => (Some(drafter.extend()), None),
-            Some(drafter) => (None, Some(&*drafter)),
-            None => (None, None),
-        };
+        self.prepare_draft(batch);
+        let drafter = self.drafter.as_mut().filter(|_| batch.wants_draft_context());
+        let extend = drafter.map(Drafter::extend);
         let context = StepContext {
             model: &self.model,
             weights: &self.weights,
@@ -256,7 +273,6 @@ impl Executor for CpuExecutor {
             features: out.features.as_mut_ptr(),
             hidden: out.hidden.as_mut_ptr(),
             draft: extend.as_ref(),
-            blank,
         };
         self.pool
             .run(&|worker| context.run(worker))
@@ -324,6 +340,10 @@ impl Executor for CpuExecutor {
         Ok(())
     }
 
+    fn has_draft_context(&self, block: BlockId, row: usize) -> bool {
+        self.drafter.as_ref().is_none_or(|drafter| drafter.has_context(&self.kv, block, row))
+    }
+
     fn export_block(&self, group: KvGroup, block: BlockId, dst: &mut [u8]) -> Result<(), ExecError> {
         self.kv.export(group, block, dst)
     }
@@ -333,7 +353,11 @@ impl Executor for CpuExecutor {
     }
 
     fn import_block(&mut self, group: KvGroup, block: BlockId, src: &[u8]) -> Result<(), ExecError> {
-        self.kv.import(group, block, src)
+        self.kv.import(group, block, src)?;
+        if let (KvGroup::Sliding, Some(drafter)) = (group, &mut self.drafter) {
+            drafter.note_context(block, BLOCK_LEN - 1);
+        }
+        Ok(())
     }
 
     fn lend_block(&mut self, group: KvGroup, block: BlockId) -> Option<Box<dyn LentBlock>> {

@@ -52,8 +52,6 @@ pub(crate) struct StepContext<'a> {
     pub(crate) features: *mut f32,
     pub(crate) hidden: *mut f32,
     pub(crate) draft: Option<&'a Extend<'a>>,
-    /// A draft whose context this step leaves out: its K and V become zeros.
-    pub(crate) blank: Option<&'a Drafter>,
 }
 
 // SAFETY: the pointers are to buffers that outlive the step; phases write disjoint items between barriers.
@@ -91,13 +89,11 @@ impl StepContext<'_> {
             worker.barrier()?;
 
             let stores = g.kv_heads * n.div_ceil(STORE_ROWS);
-            let blank = self.blank.filter(|_| index == 0);
-            let more = draft.map_or(blank.map_or(0, Drafter::planes), |_| n);
-            worker.share(stores + more, |item| match (draft, blank) {
+            let more = draft.map_or(0, |_| n);
+            worker.share(stores + more, |item| match draft {
                 _ if item < stores => self.store(index, item),
-                (Some(draft), _) => draft.norm(self, item - stores),
-                (None, Some(drafter)) => drafter.blank(self, item - stores),
-                (None, None) => {}
+                Some(draft) => draft.norm(self, item - stores),
+                None => {}
             });
             worker.barrier()?;
 

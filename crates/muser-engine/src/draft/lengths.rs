@@ -7,11 +7,12 @@
 //!
 //! Costs are only known by trying. Now and then a round is not the best by what is known but one whose cost or acceptance
 //! has not been seen lately. What such a round loses by the present estimate comes out of a small allowance, a share of all
-//! time spent; so trying, too, stays within that share, wherever drafting does not pay.
+//! time spent. Where nothing pays and nothing is to be tried, drafting sleeps ([`Rest`]), for longer each time.
 
 use super::{
     acceptance::{MOST_PROPOSALS, Rates},
     cost::CostCurve,
+    rest::{CLASSES, Rest, class_of},
 };
 
 /// A choice must be better than plain decoding by this much to be taken: estimates are not exact.
@@ -26,8 +27,6 @@ const WARM_UP: u64 = 3;
 const WANTED_FIGURES: usize = 3;
 /// Figures of other row counts after which one's own are old.
 const OLD: u64 = 256;
-/// Rounds without proposals after which what is known of acceptance is old.
-const FORGOTTEN: u64 = 64;
 
 /// A sequence that decodes.
 #[derive(Clone, Copy, Debug)]
@@ -46,9 +45,8 @@ pub(crate) struct Forecast {
     pub(crate) gain: f64,
     /// Is it a try, and not the best by what is known?
     pub(crate) tried: bool,
-    proposals: usize,
-    /// The allowance for trying after this round.
-    allowance: f64,
+    /// Proposals of all sequences.
+    pub(crate) proposals: usize,
 }
 
 /// Chooses lengths round after round.
@@ -60,8 +58,8 @@ pub(crate) struct Lengths {
     pub(crate) draft: CostCurve,
     /// Seconds that may be lost by trying.
     allowance: Option<f64>,
-    /// Rounds since there were proposals.
-    rounds_without: u64,
+    /// By class of batch size.
+    rests: [Rest; CLASSES],
 }
 
 /// A total of proposals on the way from none to all.
@@ -75,60 +73,101 @@ struct Stop {
 
 impl Lengths {
     pub(crate) fn new() -> Self {
-        Self { step: CostCurve::new(), draft: CostCurve::new(), allowance: None, rounds_without: 0 }
+        Self {
+            step: CostCurve::new(),
+            draft: CostCurve::new(),
+            allowance: None,
+            rests: [Rest::default(); CLASSES],
+        }
     }
 
-    /// Writes the number of proposals of each sequence into `lengths` and says what to expect; `None` while there is
-    /// nothing to reckon with, and then nobody drafts. `most_rows` bounds the rows of a step. If the choice is followed,
-    /// [`Lengths::settle`] takes in what it did to the allowance for trying.
+    /// Is drafting asleep for batches of `count` sequences, with no need for the draft's context?
+    pub(crate) fn is_deep_asleep(&self, count: usize) -> bool {
+        self.rests[class_of(count)].is_deep()
+    }
+
+    /// A round of `count` sequences begins: is it slept through?
+    pub(crate) fn sleeps_on(&mut self, count: usize) -> bool {
+        let sleeps = self.rests[class_of(count)].sleeps_on();
+        if sleeps && let Some(plain) = self.step.estimate(count) {
+            self.save(ALLOWANCE * plain, plain);
+        }
+        sleeps
+    }
+
+    /// Writes the number of proposals of each sequence into `lengths` and says what to expect; `None` while there is nothing
+    /// to reckon with, and then nobody drafts. `most_rows` bounds the rows of a step. To be called once a round, if it is not
+    /// slept through ([`Lengths::sleeps_on`]), and to be followed.
     pub(crate) fn choose(
-        &self,
+        &mut self,
         sequences: &[Drafting],
         most_rows: usize,
         lengths: &mut [usize],
     ) -> Option<Forecast> {
         lengths.fill(0);
         let count = sequences.len();
-        let plain = self.step.estimate(count)?;
-        if self.step.figures() < WARM_UP || count == 0 {
-            return None;
-        }
+        let plain = match self.step.estimate(count) {
+            Some(plain) if count > 0 && self.step.figures() >= WARM_UP => plain,
+            _ => return None,
+        };
+        let class = class_of(count);
         let first = Stop { tokens: count as f64, seconds: plain, ..Stop::default() };
         let plain_rate = first.tokens / first.seconds;
         let mut best = first;
-        self.walk(sequences, most_rows, first, lengths, |_, stop| {
+        // Would anything pay if every proposal were right? Is the smallest step with proposals known?
+        let (mut hopeless, mut known, mut possible) = (true, false, false);
+        self.walk(sequences, most_rows, first, lengths, |curves, stop| {
             let rate = stop.tokens / stop.seconds;
             if rate > best.tokens / best.seconds && rate > plain_rate * LEAST_GAIN {
                 best = stop;
             }
+            possible = true;
+            hopeless &= (count + stop.proposals) as f64 / stop.seconds <= plain_rate * LEAST_GAIN;
+            known |= curves.step.known(count + stop.proposals).0 >= WANTED_FIGURES;
             true
         });
         let best_rate = best.tokens / best.seconds;
 
         // The cheapest of what should be looked at, if the allowance reaches.
+        let woken = self.rests[class].was_woken();
         let mut tried: Option<(f64, Stop)> = None;
         let mut look_at = |curves: &Self, stop: Stop| -> bool {
             let loss = stop.seconds - stop.tokens / best_rate;
             let (figures, age) = curves.step.known(count + stop.proposals);
             // After a long time without proposals nobody knows any more how likely they are right.
-            let forgotten = stop.proposals > 0 && self.rounds_without >= FORGOTTEN;
+            let forgotten = stop.proposals > 0 && woken;
             let fresh = figures >= WANTED_FIGURES && age < OLD && !forgotten;
             if stop.proposals != best.proposals && !fresh && tried.is_none_or(|(least, _)| loss < least) {
                 tried = Some((loss, stop));
             }
             true
         };
-        look_at(self, first);
+        // What plain steps cost is seen while drafting sleeps.
+        if best.proposals > 0 {
+            look_at(self, first);
+        }
         self.walk(sequences, most_rows, first, lengths, &mut look_at);
         let allowance = self.allowance.unwrap_or(FIRST_ALLOWANCE * plain);
-        let (chosen, is_try, allowance) = match tried {
-            Some((loss, stop)) if loss <= allowance => (stop, true, allowance - loss.max(0.0)),
-            // A long quiet time saves up for a few tries, not for many.
-            _ => (best, false, (allowance + ALLOWANCE * best.seconds).min(4.0 * plain)),
+        self.allowance = Some(allowance);
+        let (chosen, is_try) = match tried {
+            Some((loss, stop)) if loss <= allowance => {
+                self.allowance = Some(allowance - loss.max(0.0));
+                (stop, true)
+            }
+            _ => {
+                self.save(ALLOWANCE * best.seconds, plain);
+                (best, false)
+            }
         };
         self.walk(sequences, most_rows, first, lengths, |_, stop| stop.proposals < chosen.proposals);
         if chosen.proposals == 0 {
             lengths.fill(0);
+        }
+        let rest = &mut self.rests[class];
+        if chosen.proposals > 0 {
+            rest.drafts(!is_try);
+        } else if !is_try && possible {
+            rest.go_to_sleep(known, hopeless && known);
         }
         let rate = chosen.tokens / chosen.seconds;
         Some(Forecast {
@@ -136,14 +175,12 @@ impl Lengths {
             gain: rate / plain_rate,
             tried: is_try,
             proposals: chosen.proposals,
-            allowance,
         })
     }
 
-    /// The round that was forecast takes place.
-    pub(crate) fn settle(&mut self, forecast: &Forecast) {
-        self.allowance = Some(forecast.allowance);
-        self.rounds_without = if forecast.proposals > 0 { 0 } else { self.rounds_without + 1 };
+    /// A long quiet time saves up for a few tries, not for many.
+    fn save(&mut self, seconds: f64, plain: f64) {
+        self.allowance = self.allowance.map(|allowance| (allowance + seconds).min(4.0 * plain).max(0.0));
     }
 
     /// Adds proposals one by one, the likeliest first, until `go_on` has had enough of it or there are no more.

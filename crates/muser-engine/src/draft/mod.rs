@@ -5,12 +5,15 @@
 //! unless rejection sampling was asked for. Rolling back is forgetting rows that were never committed, and the draft's
 //! state lies in the sliding blocks, so reuse, copies and imports carry it along.
 //!
-//! How many proposals a sequence gets follows measured costs and acceptance ([`lengths`]). Where drafting does not pay, plain
-//! steps also leave out the draft's context, so that an idle draft costs nothing; what was read as a prompt has it always.
+//! How many proposals a sequence gets follows measured costs and acceptance ([`lengths`]). Where drafting does not pay it
+//! sleeps ([`rest`]), and steps leave out the draft's context, so that an idle draft costs nothing. Rows without context are
+//! zeros, which no computed row is, so they can be told wherever their block has been meanwhile: a sequence drafts again once
+//! its latest rows have context, and what it proposes with a gap close behind is not held against the draft in general.
 
 mod acceptance;
 mod cost;
 mod lengths;
+mod rest;
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -31,10 +34,12 @@ use crate::{
     sequence::Sequence,
 };
 
-/// Rounds without proposals after which plain steps leave the draft's context out.
-const REST_AFTER: u32 = 16;
-/// Plain steps with the draft's context before a draft is tried again after a rest.
-const WAKING_STEPS: u32 = 8;
+/// Rows with context, up to the end of its text, that a sequence needs to draft.
+const CONTEXT_TO_DRAFT: usize = rest::WAKING as usize;
+/// Rows with context after which a gap before them no longer shows in what is proposed.
+const CONTEXT_TO_LEARN: usize = 128;
+/// Fewer rows without context in a row are no gap: single steps are measured without.
+const GAP: usize = 8;
 
 /// Buffers, settings and experience of draft rounds.
 pub(crate) struct DraftRounds {
@@ -56,20 +61,22 @@ pub(crate) struct DraftRounds {
     /// Seconds that the draft and the step of this round should take, and what the draft took.
     forecast: Option<f64>,
     drafted_in: Option<Duration>,
-    context: Context,
-    /// Does the step to come leave the draft's context out?
-    skips_context: bool,
+    /// Has a draft been computed? The first one touches weights for the first time and says nothing about costs.
+    has_drafted: bool,
+    context: StepContext,
 }
 
-/// How complete the draft's state is for what is being decoded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Context {
-    /// Complete but for single steps; this many rounds in a row had no proposals.
-    Complete(u32),
-    /// Plain steps leave it out.
-    Resting,
-    /// Plain steps compute it again, this many before the next draft.
-    Waking(u32),
+/// What the step to come does about the draft's context.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum StepContext {
+    #[default]
+    Computed,
+    /// Left out where nobody reads a prompt, to see what a plain step costs.
+    Measuring,
+    /// Left out where nobody reads a prompt: drafting sleeps.
+    Skipped,
+    /// Left out for prompts as well: it sleeps for single sequences, too.
+    SkippedForAll,
 }
 
 impl DraftRounds {
@@ -88,8 +95,8 @@ impl DraftRounds {
             chosen: Vec::with_capacity(config.parallel),
             forecast: None,
             drafted_in: None,
-            context: Context::Complete(0),
-            skips_context: false,
+            has_drafted: false,
+            context: StepContext::Computed,
         }
     }
 
@@ -101,19 +108,34 @@ impl DraftRounds {
     /// Takes in how a sequence's proposals fared.
     pub(crate) fn note_proposals(&mut self, sequence: &mut Sequence, proposed: usize, accepted: usize) {
         sequence.acceptance.note(proposed, accepted);
-        self.acceptance.note(proposed, accepted);
+        if sequence.draft_context() >= CONTEXT_TO_LEARN {
+            self.acceptance.note(proposed, accepted);
+        }
     }
 
-    /// Can a step in which only these rounds' sequences are, and no prompt, leave the draft's context out?
-    pub(crate) fn skips_context(&self) -> bool {
-        self.skips_context
+    /// Does the step to come leave the draft's context out? `decodes_only`: it reads no prompt.
+    pub(crate) fn skips_context(&self, decodes_only: bool) -> bool {
+        match self.context {
+            StepContext::Computed => false,
+            StepContext::Measuring | StepContext::Skipped => decodes_only,
+            StepContext::SkippedForAll => true,
+        }
+    }
+
+    /// Are rows that a step leaves without the draft's context a gap? Single ones are not.
+    pub(crate) fn leaves_gaps(&self) -> bool {
+        self.context != StepContext::Measuring
     }
 
     /// Takes in what a step of decoding sequences alone took, proposals among its rows.
     pub(crate) fn note_step(&mut self, rows: usize, took: Duration, metrics: &Metrics) {
         let drafted = self.drafted_in.is_some();
-        if self.most == 0 || self.length != DraftLength::Auto || !(drafted || self.skips_context) {
+        if self.most == 0 || self.length != DraftLength::Auto || !(drafted || self.skips_context(true)) {
             // Plain steps that keep the context complete are not what plain decoding costs.
+            return;
+        }
+        if drafted && !self.has_drafted {
+            self.has_drafted = true;
             return;
         }
         self.lengths.step.note(rows, took);
@@ -130,22 +152,42 @@ impl DraftRounds {
         self.chosen.clear();
         self.forecast = None;
         self.drafted_in = None;
-        self.skips_context = self.length == DraftLength::Fixed(0);
+        let decodes = |s: &&Sequence| s.is_decoding() && s.paused_since.is_none();
+        let is_auto = self.length == DraftLength::Auto;
+        self.context = match self.length {
+            DraftLength::Fixed(0) => StepContext::SkippedForAll,
+            DraftLength::Auto if self.lengths.is_deep_asleep(1) => StepContext::SkippedForAll,
+            DraftLength::Fixed(_) | DraftLength::Auto => StepContext::Computed,
+        };
+        let count = sequences.iter().flatten().filter(decodes).count();
+        if count == 0 || self.length == DraftLength::Fixed(0) {
+            return false;
+        }
+        if is_auto {
+            let is_for_all = self.context == StepContext::SkippedForAll;
+            self.context = match self.lengths.is_deep_asleep(count) {
+                true if is_for_all => StepContext::SkippedForAll,
+                true => StepContext::Skipped,
+                false => StepContext::Computed,
+            };
+            if self.lengths.sleeps_on(count) {
+                return false;
+            }
+        }
         for (slot, sequence) in sequences.iter().enumerate() {
-            let Some(sequence) = sequence.as_ref().filter(|s| s.is_decoding() && s.paused_since.is_none())
-            else {
+            let Some(sequence) = sequence.as_ref().filter(decodes) else {
                 continue;
             };
             // Beyond the limits proposals would be computed for nothing: the last token is never read again.
             let tokens = sequence.task.max_tokens.saturating_sub(sequence.generated).saturating_sub(1);
             let positions = most_positions.saturating_sub(sequence.tokens.len());
-            let most = self.most.min(tokens as usize).min(positions);
+            let mut most = self.most.min(tokens as usize).min(positions);
+            if is_auto && sequence.draft_context() < CONTEXT_TO_DRAFT {
+                most = 0;
+            }
             self.slots.push(slot);
             self.drafting.push(Drafting { most, rates: sequence.acceptance.rates_among(&self.acceptance) });
             self.chosen.push(0);
-        }
-        if self.slots.is_empty() {
-            return false;
         }
         match self.length {
             DraftLength::Fixed(n) => {
@@ -161,30 +203,13 @@ impl DraftRounds {
     }
 
     fn decide_by_cost(&mut self, most_rows: usize) {
-        if let Context::Waking(steps) = self.context {
-            self.context = if steps > 1 { Context::Waking(steps - 1) } else { Context::Complete(0) };
-            return;
-        }
         let forecast = self.lengths.choose(&self.drafting, most_rows, &mut self.chosen);
         let drafts = self.chosen.iter().any(|&n| n > 0);
-        if drafts && self.context == Context::Resting {
-            // The draft has not seen the last tokens, and what it proposed now would be held against it.
-            self.chosen.fill(0);
-            self.context = Context::Waking(WAKING_STEPS);
-            return;
+        if !drafts && forecast.is_none_or(|forecast| forecast.tried) {
+            // A plain step that is to show what plain decoding costs is one without the context.
+            self.context = StepContext::Measuring;
         }
-        self.context = match self.context {
-            _ if drafts => Context::Complete(0),
-            Context::Complete(rounds) if rounds < REST_AFTER => Context::Complete(rounds + 1),
-            _ => Context::Resting,
-        };
-        // A plain step that is to show what plain decoding costs is one without the context.
-        let measures = forecast.is_none_or(|forecast| forecast.tried);
-        self.skips_context = !drafts && (measures || self.context == Context::Resting);
-        if let Some(forecast) = forecast {
-            self.lengths.settle(&forecast);
-            self.forecast = drafts.then_some(forecast.seconds);
-        }
+        self.forecast = forecast.filter(|_| drafts).map(|forecast| forecast.seconds);
     }
 }
 
@@ -198,6 +223,7 @@ impl Driver {
             // Proposals that no step has taken are void: their rows of logits are about to be written over.
             sequence.drafts.clear();
         }
+        self.find_gaps();
         let most_rows = self.scheduler.config.max_rows;
         if !self.draft.decide(&self.scheduler.slots, self.most_positions, most_rows) {
             return;
@@ -253,7 +279,7 @@ impl Driver {
         let took = self.now().saturating_sub(started);
         let draft = &mut self.draft;
         draft.drafted_in = Some(took);
-        if draft.length == DraftLength::Auto {
+        if draft.length == DraftLength::Auto && draft.has_drafted {
             draft.lengths.draft.note(rows, took);
         }
         self.shared.metrics.draft_time.record(took);
@@ -267,6 +293,37 @@ fn take_proposals(sequence: &mut Sequence, ids: &[Option<u32>]) {
         sequence.drafts.push(id);
         if sequence.task.stop_ids.contains(&id) {
             break;
+        }
+    }
+}
+
+impl Driver {
+    /// Looks for gaps in the draft's context in what sequences did not compute themselves: blocks of earlier requests, and of
+    /// earlier runs.
+    fn find_gaps(&mut self) {
+        if self.draft.length != DraftLength::Auto {
+            return;
+        }
+        let executor = &self.executor;
+        for sequence in self.scheduler.slots.iter_mut().flatten() {
+            if sequence.draft_gap_known || !sequence.is_decoding() {
+                continue;
+            }
+            sequence.draft_gap_known = true;
+            let Some(kv) = &sequence.kv else { continue };
+            let first = kv.sliding_first() * BLOCK_LEN;
+            let row_is_there = |position: usize| {
+                let block = kv.sliding().get(position / BLOCK_LEN - kv.sliding_first());
+                block.is_none_or(|&block| executor.has_draft_context(block, position % BLOCK_LEN))
+            };
+            let mut without = 0;
+            for position in (first..kv.len()).rev() {
+                without = if row_is_there(position) { 0 } else { without + 1 };
+                if without >= GAP.min(kv.len()) {
+                    sequence.draft_gap_end = sequence.draft_gap_end.max(position + without);
+                    break;
+                }
+            }
         }
     }
 }

@@ -35,8 +35,8 @@ pub(super) struct ExtendBuffers {
     v: Vec<f32>,
     /// cos, then sin, per row; empty where the target's angles are the same.
     rope: Vec<f32>,
-    /// One head of what is stored when a step leaves the context out.
-    zeros: Vec<f32>,
+    /// By sliding block: rows from this one on are zeros, as rows whose context was left out must be.
+    zero_from: Vec<u16>,
     /// K and V of all layers, which read the same input.
     products: Vec<(MatrixView, *mut f32, usize)>,
 }
@@ -70,7 +70,7 @@ impl ExtendBuffers {
             k: of(layers.len() * c.kv_width()),
             v: of(layers.len() * c.kv_width()),
             rope: if own_angles { of(c.head_dim) } else { Vec::new() },
-            zeros: vec![0.0; c.head_dim],
+            zero_from: Vec::new(),
             products: Vec::with_capacity(2 * layers.len()),
         };
         let width = c.kv_width();
@@ -128,21 +128,33 @@ impl Drafter {
 }
 
 impl Drafter {
-    /// Key heads of all layers.
-    pub(crate) fn planes(&self) -> usize {
-        self.layers.len() * self.config().kv_heads
+    /// There are so many sliding blocks, all zeros.
+    pub(crate) fn note_blocks(&mut self, blocks: u32) {
+        self.extend.zero_from = vec![0; blocks as usize];
     }
 
-    /// Stores zeros as K and V of all rows of one key head of one layer, for a step that leaves the context out.
-    pub(crate) fn blank(&self, step: &StepContext<'_>, plane: usize) {
-        let kv_heads = self.config().kv_heads;
-        let view = step.kv.view(self.first_layer + plane / kv_heads, plane % kv_heads);
-        let zeros = self.extend.zeros.as_ptr();
-        for place in step.rows {
-            let block = step.block(place, true);
-            // SAFETY: `zeros` has `head_dim` values; this plane of these positions belongs to the caller's item.
-            unsafe { (step.kernels.store_kv)(&view, block, place.position % BLOCK_LEN, zeros, zeros) };
+    /// A row of a block gets its context, or one that came from elsewhere may have.
+    pub(crate) fn note_context(&mut self, block: BlockId, row: usize) {
+        if let Some(zero_from) = self.extend.zero_from.get_mut(block.0 as usize) {
+            *zero_from = (*zero_from).max(row as u16 + 1);
         }
+    }
+
+    /// Sees to it that a row of a block has zeros as K and V, for a step that leaves the context out. What lies behind it is
+    /// of no use any more and gets zeros too, so that the next row has nothing to do: keys of a position are scattered over as
+    /// many cache lines as a head has values.
+    pub(crate) fn blank(&mut self, kv: &mut KvStore, block: BlockId, row: usize) {
+        let Some(zero_from) = self.extend.zero_from.get_mut(block.0 as usize) else { return };
+        let from = usize::from(std::mem::replace(zero_from, (*zero_from).min(row as u16)));
+        if row < from {
+            kv.clear_rows(self.first_layer, block, row..from);
+        }
+    }
+
+    /// Has a row its context?
+    pub(crate) fn has_context(&self, kv: &KvStore, block: BlockId, row: usize) -> bool {
+        let zero_from = self.extend.zero_from.get(block.0 as usize).copied().unwrap_or(0);
+        row < usize::from(zero_from) && !kv.is_zero_row(self.first_layer, block, row)
     }
 }
 

@@ -1,16 +1,20 @@
 //! What drafting is worth: plain and drafted decoding of the same texts in turn, through the engine, greedy.
 //!
-//! Two engines hold the same model, one of them with a draft. Every repetition decodes with the one, then with the other,
-//! and compares; the text must be the same. With `--draft-accept P` the draft is a *stand-in*: the real draft does all its
+//! Two engines hold the same model, one of them with a draft. Every repetition decodes with both, in another order each time,
+//! and compares; the text must be the same. Where the model is small a third engine, without a draft like the first one,
+//! takes part: what it gains or loses against the first one is what this measurement cannot tell from nothing. Events are
+//! collected at the end of a text, so that no reader takes a processor from the threads that compute. With `--draft-accept P` the draft is a *stand-in*: the real draft does all its
 //! work, but its proposals are replaced by ones that are right with probability `P`, taken from the known continuation. It
 //! shows what a draft of that cost and that quality is worth on a model that is random weights, and is labelled synthetic.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use muser_backend::{DraftBatch, ExecError, Executor, ExecutorInfo, KvCapacity, StepBatch, StepOutput};
 use muser_engine::{DraftLength, Engine, EngineConfig, EngineHandle, Event, Request, SamplingParams};
 use muser_kv::{BlockId, KvGroup};
+use muser_model::cost::{Cost, CostOptions};
 use muser_model::{Draft, Model};
 use muser_text::{Specials, Tokenizer};
 use serde::Serialize;
@@ -47,6 +51,11 @@ const BEGINNINGS: [&str; 20] = [
     "Write about a robot that likes to paint.",
 ];
 
+/// Weights of which a third copy does not matter.
+const SMALL_BYTES: u64 = 256 << 20;
+/// Pause between looks at whether a text has ended.
+const POLL: Duration = Duration::from_millis(3);
+
 /// The comparison.
 #[derive(Debug, Serialize)]
 pub struct DraftingReport {
@@ -64,6 +73,9 @@ pub struct DraftingReport {
     pub speedup: f64,
     /// The lowest of them.
     pub lowest_speedup: f64,
+    /// The same of a second engine without a draft, where there was one: lowest, median and highest text. An effect must
+    /// be larger than this to be one.
+    pub plain_against_plain: Option<[f64; 3]>,
     /// Tokens per step of the drafted texts.
     pub tokens_per_target_pass: f64,
     /// Proposals of a round, mean over all steps of the timed texts.
@@ -90,6 +102,8 @@ pub struct TextResult {
     pub drafted_tok_s: f64,
     /// Median of the ratios of the repetitions.
     pub speedup: f64,
+    /// The same of the second engine without a draft.
+    pub plain_again: Option<f64>,
     /// All of them.
     pub speedups: Vec<f64>,
 }
@@ -103,49 +117,62 @@ pub fn compare(
     let model = source.load()?;
     let tokenizer = Tokenizer::from_gguf(&model.file)?;
     let known = Arc::new(Mutex::new(Continuation::default()));
-    let plain = engine(args, &model, executor::build(model.clone(), &args.model, None)?)?;
+    let plain_engine = || engine(args, &model, executor::build(model.clone(), &args.model, None)?);
+    let plain = plain_engine()?;
     let (drafted, label) = drafted_engine(args, source, &model, &known)?;
+    let is_small =
+        Cost::of_file(&model.file, &model.geometry, CostOptions::default()).streamed_bytes < SMALL_BYTES;
+    let again = if args.draft_accept.is_none() && is_small { Some(plain_engine()?) } else { None };
     let texts = if args.draft_accept.is_some() { 1 } else { BEGINNINGS.len() };
     let tokens = args.gen_tokens.max(2);
 
-    let bar = Progress::steps(console, "drafting", (texts * args.reps as usize) as u64, "texts");
+    let bar = Progress::steps(console, "drafting", texts as u64 * u64::from(args.reps), "texts");
     let mut both = [Rates::default(), Rates::default()];
-    let mut results = Vec::new();
+    let engines: Vec<&EngineHandle> = [&plain, &drafted].into_iter().chain(again.as_ref()).collect();
+    let prompts: Vec<Vec<u32>> =
+        BEGINNINGS[..texts].iter().map(|begins| tokenizer.encode_prompt(begins, Specials::Plain)).collect();
+    // Tokens per second by text and engine.
+    let mut speeds = vec![vec![Vec::new(); engines.len()]; texts];
     let before = drafted.metrics();
     let mut steps = 0;
-    for begins in &BEGINNINGS[..texts] {
-        let prompt = tokenizer.encode_prompt(begins, Specials::Plain);
-        let mut speeds = [Vec::new(), Vec::new()];
-        for rep in 0..=args.reps {
-            let counters = Counters::now();
-            let first = decode(&plain, &prompt, tokens)?;
-            known.lock().unwrap_or_else(PoisonError::into_inner).set(&prompt, &first.ids);
-            let second = decode(&drafted, &prompt, tokens)?;
-            ensure!(
-                first.ids == second.ids,
-                "bug: the drafted text differs from the plain one after \"{begins}\""
-            );
-            // The first one warms caches and, for the first text, is where the engine learns what a draft costs.
-            if rep == 0 && args.reps > 1 {
+    for rep in 0..=args.reps {
+        // The first round warms caches and is where the engine learns what a draft costs.
+        let counts = rep > 0;
+        for (text, prompt) in prompts.iter().enumerate() {
+            if !counts && text > 0 && args.draft_accept.is_none() {
+                // Everything has been touched once.
                 continue;
             }
-            let noise = Counters::now().since(&counters);
-            steps += second.steps;
-            for (decoded, (speeds, rates)) in [first, second].iter().zip(speeds.iter_mut().zip(&mut both)) {
-                speeds.push(decoded.tok_s);
-                rates.note(decoded, &noise);
+            let mut ids: Option<Vec<u32>> = None;
+            for turn in 0..engines.len() {
+                let which = order(rep as usize + text, turn, engines.len());
+                let which = if counts { which } else { turn };
+                let counters = Counters::now();
+                let decoded = decode(engines[which], prompt, tokens)?;
+                let noise = Counters::now().since(&counters);
+                if !counts {
+                    known.lock().unwrap_or_else(PoisonError::into_inner).set(prompt, &decoded.ids);
+                } else {
+                    speeds[text][which].push(decoded.tok_s);
+                    if let Some(rates) = both.get_mut(which) {
+                        rates.note(&decoded, &noise);
+                    }
+                    steps += if which == 1 { decoded.steps } else { 0 };
+                }
+                ensure!(
+                    ids.as_ref().is_none_or(|ids| *ids == decoded.ids),
+                    "bug: the drafted text differs from the plain one after \"{}\"",
+                    BEGINNINGS[text]
+                );
+                ids = Some(decoded.ids);
             }
-            bar.advance(1);
+            if counts {
+                bar.advance(1);
+            }
         }
-        let speedups: Vec<f64> = speeds[1].iter().zip(&speeds[0]).map(|(d, p)| round(d / p, 4)).collect();
-        results.push(TextResult {
-            begins: (*begins).to_owned(),
-            plain_tok_s: round(median(&speeds[0]).unwrap_or(0.0), 3),
-            drafted_tok_s: round(median(&speeds[1]).unwrap_or(0.0), 3),
-            speedup: round(median(&speedups).unwrap_or(0.0), 4),
-            speedups,
-        });
     }
+    let results: Vec<TextResult> =
+        BEGINNINGS.iter().zip(&speeds).map(|(begins, speeds)| TextResult::new(begins, speeds)).collect();
     bar.finish();
     let after = drafted.metrics();
     let synthetic = args.draft_accept.is_some();
@@ -166,6 +193,7 @@ pub fn compare(
         tokens,
         speedup: median(&speedups).unwrap_or(0.0),
         lowest_speedup: speedups.iter().copied().fold(f64::MAX, f64::min),
+        plain_against_plain: range(&results),
         tokens_per_target_pass: round(timed * f64::from(tokens - 1) / f64::from(steps).max(1.0), 3),
         proposals_per_step: round(since(|m| m.drafted_tokens) / all_steps, 3),
         accepted: round(since(|m| m.accepted_tokens) / since(|m| m.drafted_tokens).max(1.0), 4),
@@ -179,6 +207,38 @@ pub fn compare(
     let names = if synthetic { ["synthetic-plain", "synthetic-drafted"] } else { ["plain", "drafted"] };
     let lines = names.iter().zip(both).map(|(name, rates)| rates.into_result(name)).collect();
     Ok((report, lines))
+}
+
+/// Which engine has its turn in a round: all orders come equally often.
+fn order(round: usize, turn: usize, engines: usize) -> usize {
+    let forwards = (round + turn) % engines;
+    if round / engines % 2 == 0 { forwards } else { engines - 1 - forwards }
+}
+
+impl TextResult {
+    /// `speeds`: tokens per second of plain, drafted and perhaps plain again, by repetition.
+    fn new(begins: &str, speeds: &[Vec<f64>]) -> Self {
+        let ratios = |which: usize| -> Vec<f64> {
+            speeds[which].iter().zip(&speeds[0]).map(|(other, plain)| round(other / plain, 4)).collect()
+        };
+        let middle = |values: &[f64], digits| round(median(values).unwrap_or(0.0), digits);
+        let speedups = ratios(1);
+        Self {
+            begins: begins.to_owned(),
+            plain_tok_s: middle(&speeds[0], 3),
+            drafted_tok_s: middle(&speeds[1], 3),
+            speedup: middle(&speedups, 4),
+            plain_again: (speeds.len() > 2).then(|| middle(&ratios(2), 4)),
+            speedups,
+        }
+    }
+}
+
+/// Lowest, median and highest of the second plain engine's ratios.
+fn range(texts: &[TextResult]) -> Option<[f64; 3]> {
+    let mut ratios: Vec<f64> = texts.iter().filter_map(|text| text.plain_again).collect();
+    ratios.sort_by(f64::total_cmp);
+    Some([*ratios.first()?, median(&ratios)?, *ratios.last()?])
 }
 
 /// Repetitions on their way into the report.
@@ -224,6 +284,8 @@ fn engine(args: &BenchArgs, model: &Model, executor: Box<dyn Executor>) -> Resul
         parallel: 1,
         context: Some(model.geometry.context.min(4096)),
         draft_length: args.draft_len,
+        // Room for all events of a text.
+        event_ring: args.gen_tokens as usize + 16,
         ..EngineConfig::default()
     };
     Ok(Engine::spawn(executor, model.geometry.clone(), config)?)
@@ -272,7 +334,12 @@ fn decode(engine: &EngineHandle, prompt: &[u32], tokens: u32) -> Result<Decoded>
         ..Request::new(prompt.to_vec(), Vec::new())
     })?;
     let mut ids = Vec::new();
-    while let Some(event) = submission.recv() {
+    while engine.is_running() {
+        let Some(event) = submission.try_recv() else {
+            // Reading each token as it comes would wake this thread on a processor that computes.
+            std::thread::sleep(POLL);
+            continue;
+        };
         match event {
             Event::Token(token) => ids.push(token.id),
             Event::Finished(finished) => {
@@ -379,6 +446,10 @@ impl Executor for StandIn {
 
     fn most_candidates(&self) -> usize {
         self.inner.most_candidates()
+    }
+
+    fn has_draft_context(&self, block: BlockId, row: usize) -> bool {
+        self.inner.has_draft_context(block, row)
     }
 
     fn export_block(&self, group: KvGroup, block: BlockId, dst: &mut [u8]) -> Result<(), ExecError> {

@@ -166,6 +166,11 @@ impl Report {
                     .forecast_over_measured
                     .map_or(String::new(), |share| format!(", rounds forecast at {:.0}%", 100.0 * share)),
             ));
+            if let Some([low, middle, high]) = drafting.plain_against_plain {
+                line(format_args!(
+                    "two engines without a draft: {middle:.3}x, texts {low:.3}x to {high:.3}x (what cannot be told from nothing)"
+                ));
+            }
         }
         out
     }
