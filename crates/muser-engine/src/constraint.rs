@@ -86,4 +86,10 @@ pub trait Constraint: Send {
 
     /// Takes the sampled token. An error ends the request with [`crate::RequestError::Constraint`].
     fn commit(&mut self, token: u32) -> Result<(), String>;
+
+    /// A copy that goes on from here by itself: with it a draft looks ahead, and then it is dropped. Without one only the
+    /// first proposal of a block follows the constraint; the text is the same, fewer proposals are right.
+    fn fork(&self) -> Option<Box<dyn Constraint>> {
+        None
+    }
 }

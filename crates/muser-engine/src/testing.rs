@@ -8,7 +8,7 @@
 //! ones are likely. What it reads through the sliding table decides what it proposes.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, HashSet},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -212,6 +212,8 @@ pub(crate) struct ScriptedExecutor {
     /// The next draft fails.
     draft_fails: Arc<AtomicBool>,
     lent: Arc<Mutex<Lent>>,
+    /// Rows of the sliding layer, wherever they are, whose draft context was left out.
+    without_context: HashSet<u64>,
 }
 
 /// Group (as in `blocks`) and number.
@@ -285,6 +287,7 @@ impl ScriptedExecutor {
         match blocks.iter().find(|block| lent.out.contains(&(group, block.0 as usize))) {
             Some(block) => Err(ExecError::InvalidBatch(format!("block {} is lent", block.0))),
             None => Ok(()),
+            without_context: HashSet::new(),
         }
     }
 
@@ -326,6 +329,11 @@ impl ScriptedExecutor {
             };
             let memory = &mut self.blocks[layer];
             let BlockId(own) = table[block - table_first];
+            if layer == 0 && batch.wants_draft_context() {
+                self.without_context.remove(&kv_row(h, 0));
+            } else if layer == 0 {
+                self.without_context.insert(kv_row(h, 0));
+            }
             memory[own as usize][at] = if garbage { 0xBAD } else { kv_row(h, layer as u64) };
             let mut sum = 0u64;
             for b in first / BLOCK_LEN..=block {
@@ -399,6 +407,10 @@ impl Executor for ScriptedExecutor {
         }
         out.reduce_to_argmax(batch, VOCAB);
         Ok(())
+    }
+
+    fn has_draft_context(&self, block: BlockId, row: usize) -> bool {
+        !self.without_context.contains(&self.blocks[0][block.0 as usize][row])
     }
 
     fn draft(&mut self, batch: &DraftBatch, logits: &mut Vec<f32>) -> Result<(), ExecError> {

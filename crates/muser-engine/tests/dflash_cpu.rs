@@ -184,3 +184,23 @@ fn proposals_are_worth_what_the_draft_was_trained_to() {
     // A round is a function of the sequence alone.
     assert!((together / alone - 1.0).abs() < 0.01, "{together:.3} against {alone:.3}");
 }
+
+#[test]
+fn sixteen_together_accept_what_each_accepts_alone() {
+    const TOGETHER: usize = 16;
+    let prompts: Vec<Vec<u32>> = (0..TOGETHER).map(prompt).collect();
+    let texts = |engine: &EngineHandle, at_once: usize| -> Vec<(Text, Usage)> {
+        prompts.chunks(at_once).flat_map(|prompts| generate(engine, prompts, 60)).collect()
+    };
+    let (alone, together) =
+        (texts(&engine(Some(MOST), 1), 1), texts(&engine(Some(MOST), TOGETHER), TOGETHER));
+    let accepted =
+        |texts: &[(Text, Usage)]| -> u32 { texts.iter().map(|(_, usage)| usage.accepted_tokens).sum() };
+    println!("accepted alone {}, with {TOGETHER} together {}", accepted(&alone), accepted(&together));
+    for (i, ((text, usage), (text_together, usage_together))) in alone.iter().zip(&together).enumerate() {
+        assert_eq!(text, text_together, "prompt {i}");
+        // Not within ten per cent, but the same: rounds do not see each other.
+        assert_eq!(usage.accepted_tokens, usage_together.accepted_tokens, "prompt {i}");
+    }
+    assert!(accepted(&alone) > 0);
+}

@@ -114,6 +114,11 @@ impl Constraint for Turn {
             None => Err("there is no constraint for this choice".into()),
         }
     }
+
+    fn fork(&self) -> Option<Box<dyn Constraint>> {
+        let turn = self.0.as_ref()?.fork();
+        Some(Box::new(Turn(Some(turn))))
+    }
 }
 
 /// Keeps the model from ending its turn for some tokens.
@@ -135,6 +140,10 @@ impl Constraint for AtLeast {
     fn commit(&mut self, _: u32) -> Result<(), String> {
         self.left = self.left.saturating_sub(1);
         Ok(())
+    }
+
+    fn fork(&self) -> Option<Box<dyn Constraint>> {
+        Some(Box::new(AtLeast { left: self.left, ends: self.ends.clone() }))
     }
 }
 

@@ -339,15 +339,15 @@ fn propose(
 ) {
     let task = &sequence.task;
     let mut new_to_counts: smallvec::SmallVec<[bool; 32]> = smallvec::SmallVec::new();
+    let mut ahead = None;
+    let wanted = rows.len() / vocab;
     for (k, row) in rows.chunks_exact_mut(vocab).enumerate() {
-        // A constraint knows what may follow the anchor; behind a proposal it has not been yet.
-        let masked = match &mut sequence.constraint {
-            Some(constraint) if k == 0 => {
-                mask.clear();
-                constraint.mask(mask)
-            }
-            _ => false,
-        };
+        // The constraint itself knows what may follow the anchor; a copy of it goes ahead with the proposals.
+        let constraint = if k == 0 { sequence.constraint.as_mut() } else { ahead.as_mut() };
+        let masked = constraint.is_some_and(|constraint| {
+            mask.clear();
+            constraint.mask(mask)
+        });
         Sampler::shape(&task.sampling, sequence.counts.as_ref(), masked.then_some(&*mask), row);
         let key = DrawKey {
             seed: task.seed,
@@ -356,7 +356,13 @@ fn propose(
         };
         let Some(id) = sampler.propose(how, &task.sampling, row, key) else { break };
         sequence.drafts.push(id);
-        if task.stop_ids.contains(&id) {
+        if task.stop_ids.contains(&id) || k + 1 == wanted {
+            break;
+        }
+        if k == 0 {
+            ahead = sequence.constraint.as_ref().and_then(|constraint| constraint.fork());
+        }
+        if ahead.as_mut().is_some_and(|ahead| ahead.commit(id).is_err()) {
             break;
         }
         if let Some(counts) = &mut sequence.counts {

@@ -113,6 +113,19 @@ fn check(how: DraftSampling, params: &SamplingParams) {
     assert!(found.iter().all(|&p| p > 1e-5), "{how:?} {params:?}: {all:?}");
     let below_half = found.iter().filter(|&&p| p < 0.5).count();
     assert!(below_half >= 1 && below_half < found.len(), "{how:?} {params:?}: {all:?}");
+    // Where the filters leave one token, it came every time, which is all there is to ask.
+    let certain = all.len() - found.len();
+    let least = found.iter().copied().fold(1.0, f64::min);
+    println!(
+        "{how:?}, top-k {}, top-p {}, min-p {}, temperature {}: {draws} draws at each of {} positions ({certain} certain), \
+         lowest p {least:.4}, {below_half} of {} below one half",
+        params.top_k,
+        params.top_p,
+        params.min_p,
+        params.temperature,
+        all.len(),
+        found.len()
+    );
     let undecided = all.iter().filter(|f| f.1 > 0.05 && f.1 < 0.95).count();
     assert!(undecided >= 10, "most positions must be questions: {all:?}");
 }
@@ -137,6 +150,18 @@ fn rejection_gives_the_targets_distribution_with_top_k_and_min_p_at_another_temp
 #[test]
 fn rejection_gives_the_targets_distribution_without_filters() {
     check(DraftSampling::Rejection, &SamplingParams { top_k: 0, top_p: 1.0, ..SamplingParams::default() });
+}
+
+#[test]
+fn rejection_gives_the_targets_distribution_with_top_k_alone() {
+    check(DraftSampling::Rejection, &SamplingParams { top_k: 10, top_p: 1.0, ..SamplingParams::default() });
+}
+
+#[test]
+fn exact_gives_the_targets_distribution_with_top_p_with_top_k_and_without_filters() {
+    for (top_k, top_p) in [(0, 0.9), (10, 1.0), (0, 1.0)] {
+        check(DraftSampling::Exact, &SamplingParams { top_k, top_p, ..SamplingParams::default() });
+    }
 }
 
 #[test]

@@ -147,6 +147,8 @@ fn a_stop_watch_sees_tokens_one_by_one() {
 struct NoTwoAlike {
     last: u32,
     commits: Arc<AtomicU32>,
+    /// Can a draft look ahead?
+    forks: bool,
 }
 
 impl Constraint for NoTwoAlike {
@@ -161,6 +163,11 @@ impl Constraint for NoTwoAlike {
         self.commits.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
+
+    fn fork(&self) -> Option<Box<dyn Constraint>> {
+        let copy = Self { commits: Arc::default(), ..*self };
+        self.forks.then(|| Box::new(copy) as Box<dyn Constraint>)
+    }
 }
 
 #[test]
@@ -169,7 +176,7 @@ fn constraints_penalties_bias_and_logprobs_are_as_without_proposals() {
     let ask = |sampling: SamplingParams| {
         let commits = Arc::clone(&commits);
         let make = move |_| -> Box<dyn Constraint> {
-            Box::new(NoTwoAlike { last: 0, commits: Arc::clone(&commits) })
+            Box::new(NoTwoAlike { last: 0, commits: Arc::clone(&commits), forks: true })
         };
         Request { sampling, logprobs: Some(3), constraint: Some(Box::new(make)), ..request(stem(1, 30), 80) }
     };
@@ -201,6 +208,27 @@ fn constraints_penalties_bias_and_logprobs_are_as_without_proposals() {
             bench.assert_balanced();
         }
     }
+}
+
+#[test]
+fn a_copy_of_the_constraint_goes_ahead_with_the_proposals() {
+    let accepted = |forks: bool| {
+        let make = move |_| -> Box<dyn Constraint> {
+            Box::new(NoTwoAlike { last: 0, commits: Arc::default(), forks })
+        };
+        let ask = Request { constraint: Some(Box::new(make)), ..greedy(stem(1, 30), 200) };
+        let mut bench = drafting(7);
+        let answer = bench.ask(ask);
+        bench.assert_balanced();
+        (answer.tokens(0), answer.finished(0).usage.accepted_tokens)
+    };
+    let ((plain, without), (text, with)) = (accepted(false), accepted(true));
+    assert_eq!(plain, text);
+    // A third of the ids is forbidden at each place: proposals that nobody masked are often among them.
+    assert!(
+        f64::from(with) > 1.15 * f64::from(without),
+        "{with} right with looking ahead, {without} without"
+    );
 }
 
 #[test]
@@ -369,4 +397,39 @@ fn adaptive_lengths_pay_where_rows_are_cheap_and_stay_away_where_they_are_not() 
     let speedup = 1000.0 * 0.032 / took;
     assert!(speedup > 0.97, "{speedup:.3}: {metrics:?}");
     assert!(metrics.drafted_tokens > 0, "it has tried");
+}
+
+#[test]
+fn where_drafting_sleeps_rows_without_its_context_are_known_for_what_they_are() {
+    let dear = Costs { step: |rows| 1000 + 30_000 * rows as u64, draft: |rows| 10_000 * rows as u64 };
+    let mut bench = Bench::timed(2048, 256, &EngineConfig::default(), dear);
+    let first = bench.ask(greedy(stem(1, 100), 700));
+    let tries = bench.driver.shared().metrics.snapshot().drafts;
+    assert!((1..12).contains(&tries), "{tries}");
+
+    // The next turn of the talk reads its beginning from blocks that were computed while drafting slept.
+    let mut prompt = stem(1, 100);
+    prompt.extend(first.tokens(0).iter().map(|token| token.0));
+    let known = prompt.len();
+    prompt.extend(stem(7, 5));
+    let ask = greedy(prompt.clone(), 40);
+    let mut submission = bench.submit(greedy(prompt.clone(), 40)).expect("good");
+    while !bench.driver.scheduler.slots[0].as_ref().is_some_and(|s| s.draft_gap_known) {
+        bench.turn();
+    }
+    let gap_end = bench.driver.scheduler.slots[0].as_ref().map(|s| s.draft_gap_end);
+    assert!(gap_end.is_some_and(|end| end + 20 > known), "{gap_end:?} of {known}");
+    assert_eq!(bench.finish(&mut submission).tokens(0), tokens_of(&ask, 40));
+    bench.assert_balanced();
+
+    // Where drafting never slept there is no gap, however much is reused.
+    let cheap = Costs { step: |rows| 30_000 + 800 * rows as u64, draft: |rows| 3000 + 200 * rows as u64 };
+    let mut bench = Bench::timed(2048, 256, &EngineConfig::default(), cheap);
+    bench.ask(greedy(prompt[..known].to_vec(), 20));
+    let mut submission = bench.submit(greedy(prompt, 20)).expect("good");
+    while !bench.driver.scheduler.slots[0].as_ref().is_some_and(|s| s.draft_gap_known) {
+        bench.turn();
+    }
+    assert_eq!(bench.driver.scheduler.slots[0].as_ref().map(|s| s.draft_gap_end), Some(0));
+    bench.finish(&mut submission);
 }

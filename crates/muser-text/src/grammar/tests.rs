@@ -313,6 +313,34 @@ fn the_answer_follows_the_schema_and_reasoning_is_free() {
 }
 
 #[test]
+fn a_fork_goes_its_own_way() {
+    let engine = engine();
+    let rules = TurnRules {
+        start: TurnStart::Answer,
+        answer: AnswerRule::Grammar(Grammar::Regex("ab*c|xyz".into())),
+        ..TurnRules::default()
+    };
+    let id = |text: &str| engine.tokenizer.vocabulary().find(text.as_bytes()).expect("one byte");
+    let mut turn = TurnConstraint::new(Arc::clone(&engine), rules).expect("good");
+    let mut fork = turn.fork();
+    assert_eq!(fork.mask().expect("a mask"), turn.mask().expect("a mask"));
+    for byte in ["x", "y", "z"] {
+        assert!(allows(&fork.mask().expect("a mask"), id(byte)));
+        fork.commit(id(byte)).expect("allowed");
+    }
+    // The first one is where it was, and so is a fork of it after that.
+    assert!(allows(&turn.mask().expect("a mask"), id("a")));
+    turn.commit(id("a")).expect("allowed");
+    let mut fork = turn.fork();
+    assert!(
+        allows(&fork.mask().expect("a mask"), id("b")) && !allows(&fork.mask().expect("a mask"), id("y"))
+    );
+    fork.commit(id("c")).expect("allowed");
+    assert!(!allows(&fork.mask().expect("a mask"), id("b")));
+    assert!(allows(&turn.mask().expect("a mask"), id("b")));
+}
+
+#[test]
 fn calls_follow_their_schemas() {
     let rules = TurnRules { tools: tools(), ..TurnRules::default() };
     assert_eq!(follow_turn(&rules, &format!("{CALL}<|eot|>")), Ok(true));

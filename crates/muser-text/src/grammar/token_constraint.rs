@@ -69,6 +69,16 @@ impl TokenConstraint {
         Ok(())
     }
 
+    /// A copy that goes on by itself.
+    pub(super) fn fork(&self) -> TokenConstraint {
+        let relaxed = self.relaxed.as_ref().map(|relaxed| Relaxed {
+            matcher: relaxed.matcher.clone(),
+            tokenizer: Arc::clone(&relaxed.tokenizer),
+            ..*relaxed
+        });
+        TokenConstraint { matcher: self.matcher.clone(), relaxed, kind: self.kind }
+    }
+
     /// May the text end here?
     pub fn can_end(&mut self) -> bool {
         self.matcher.is_stopped() || self.matcher.is_accepting().unwrap_or(true)

@@ -222,6 +222,29 @@ impl TurnConstraint {
         Ok(())
     }
 
+    /// A copy that goes on by itself, to look ahead with.
+    pub fn fork(&self) -> TurnConstraint {
+        let state = match &self.state {
+            State::Opening => State::Opening,
+            State::Header { opened, text } => State::Header { opened: *opened, text: text.clone() },
+            State::Reasoning => State::Reasoning,
+            State::FreeAnswer => State::FreeAnswer,
+            State::Answer(constraint) => State::Answer(Box::new(constraint.fork())),
+            State::Call(constraint) => State::Call(Box::new(constraint.fork())),
+            State::Ended => State::Ended,
+        };
+        TurnConstraint {
+            engine: Arc::clone(&self.engine),
+            channels: self.channels,
+            end: self.end,
+            answer: self.answer.clone(),
+            tools: self.tools.clone(),
+            parallel_calls: self.parallel_calls,
+            calls: self.calls,
+            state,
+        }
+    }
+
     /// Has the turn ended?
     pub fn is_done(&self) -> bool {
         matches!(self.state, State::Ended)
