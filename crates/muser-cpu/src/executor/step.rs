@@ -12,7 +12,6 @@ use muser_model::Model;
 
 use super::RowPlace;
 use super::buffers::Pointers;
-use super::draft::Drafter;
 use super::draft::extend::Extend;
 use super::kv::KvStore;
 use super::plan::{AttentionTile, Plan};

@@ -11,10 +11,11 @@
 //! ever look back at: a block may be resumed at any of its positions later.
 #![allow(unsafe_code, reason = "threads write disjoint parts of shared buffers")]
 
-use muser_kv::BLOCK_LEN;
+use muser_kv::{BLOCK_LEN, BlockId};
 use muser_model::{DflashConfig, Draft};
 
 use super::{DraftLayerViews, Drafter, is_float};
+use crate::executor::kv::KvStore;
 use crate::executor::panels::{PanelBuffers, PanelPointers};
 use crate::executor::share::ProductSet;
 use crate::executor::step::{STORE_ROWS, StepContext, angles};
