@@ -266,6 +266,7 @@ impl ScriptedExecutor {
             costs: None,
             draft_fails: Arc::default(),
             lent: Arc::default(),
+            without_context: HashSet::new(),
         }
     }
 
@@ -287,7 +288,6 @@ impl ScriptedExecutor {
         match blocks.iter().find(|block| lent.out.contains(&(group, block.0 as usize))) {
             Some(block) => Err(ExecError::InvalidBatch(format!("block {} is lent", block.0))),
             None => Ok(()),
-            without_context: HashSet::new(),
         }
     }
 

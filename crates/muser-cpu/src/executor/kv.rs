@@ -200,7 +200,7 @@ impl KvStore {
     }
 
     /// Writes zeros as K and V of rows `rows` of a block, from layer `layer` of its group on, which is not the first.
-    pub(crate) fn clear_rows(&mut self, layer: usize, block: BlockId, rows: std::ops::Range<usize>) {
+    pub(crate) fn clear_context(&mut self, layer: usize, block: BlockId, rows: std::ops::Range<usize>) {
         for layer in layer..self.places.len() {
             let LayerPlace { kv_heads, head_dim, .. } = self.places[layer];
             for kv_head in 0..kv_heads {

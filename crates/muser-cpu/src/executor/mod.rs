@@ -361,7 +361,11 @@ impl Executor for CpuExecutor {
     }
 
     fn lend_block(&mut self, group: KvGroup, block: BlockId) -> Option<Box<dyn LentBlock>> {
-        self.kv.lend(group, block)
+        let loan = self.kv.lend(group, block)?;
+        if let (KvGroup::Sliding, Some(drafter)) = (group, &mut self.drafter) {
+            drafter.note_context(block, BLOCK_LEN - 1);
+        }
+        Some(loan)
     }
 }
 

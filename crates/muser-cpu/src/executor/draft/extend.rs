@@ -148,7 +148,7 @@ impl Drafter {
         let Some(zero_from) = self.extend.zero_from.get_mut(block.0 as usize) else { return };
         let from = usize::from(std::mem::replace(zero_from, (*zero_from).min(row as u16)));
         if row < from {
-            kv.clear_rows(self.first_layer, block, row..from);
+            kv.clear_context(self.first_layer, block, row..from);
         }
     }
 
