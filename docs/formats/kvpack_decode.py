@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
 """Decodes and checks a KV pack bundle with its key file: `kvpack_decode.py BUNDLE KEYFILE [TENANT]`.
 
+`kvpack_decode.py --encode FILE` decodes manifests (each with its length as u32 before it and the digest of its identity
+behind it) to plain values, encodes them from these again and compares.
+
 Written from kvpack.md alone, with the standard library alone: BLAKE3 and AES-256-GCM are below. It is slow, strict, and
 independent of the Rust code. Prints one JSON object; anything that does not verify is an exception.
 """
@@ -215,7 +218,8 @@ def must(found, allowed):
 
 
 def text(value):
-    return struct.pack("<I", len(value)) + value.encode()
+    value = value.encode()
+    return struct.pack("<I", len(value)) + value
 
 
 class Keys:
@@ -317,6 +321,55 @@ def decode_identity(data):
     return found, D("muser pack v1 representation identity", data)
 
 
+def encode_identity(of):
+    def number(size, *values):
+        return b"".join(value.to_bytes(size, "little") for value in values)
+
+    def data(value):
+        return number(4, len(value)) + value
+
+    def flags(values):
+        return number(4, len(values)) + bytes(values)
+
+    raw = bytes.fromhex
+    semantic = text("semantic") + raw(of["weights"]) + data(raw(of["architecture"])) + text(of["quantisation"])
+    semantic += number(4, len(of["adapters"])) + b"".join(raw(digest) + number(4, bits) for digest, bits in of["adapters"])
+    semantic += raw(of["tokenizer"]) + raw(of["template"])
+    semantic += number(8, of["rotary_base_bits"]) + text(of["pairing"]) + text(of["scaling"])
+    semantic += flags(of["rotating"]) + number(8, of["origin"]) + flags(of["sliding_layers"])
+    semantic += number(4, *(of[name] for name in ("window", "kv_heads", "head_dim", "block_len")))
+    semantic += number(4, len(of["scalars"])) + b"".join(text(name) + number(8, bits) for name, bits in of["scalars"])
+    semantic += text(of["context_policy"])
+    semantic += b"\1" + b"".join(map(raw, of["media"])) if of["media"] else b"\0"
+    semantic += b"\1" + raw(of["draft"][0]) + number(4, *of["draft"][1:]) if of["draft"] else b"\0"
+    representation = text("representation") + b"".join(text(of[name]) for name in ("route", "kv_type", "layout"))
+    sizes = (of[name] for name in ("row_bytes", "full_block_bytes", "sliding_block_bytes"))
+    representation += number(4, *sizes)
+    return text("muser pack identity") + number(2, 1) + data(semantic) + data(representation)
+
+
+def encode_manifest(of, identity):
+    encoded = encode_identity(identity)
+    data = text("muser pack manifest") + struct.pack("<HH", 1, 0) + of["tenant"]
+    data += struct.pack("<I", len(encoded)) + encoded + struct.pack("<Q", of["time"]) + of["root"]
+    data += struct.pack("<I", len(of["units"])) + b"".join(of["units"]) + struct.pack("<I", len(of["blocks"]))
+    for key, full, sliding in of["blocks"]:
+        data += key + full + (b"\0" if sliding is None else b"\1" + sliding)
+    return data
+
+
+def encode_all(data):
+    of, count = Reader(data), 0
+    while of.at < len(data):
+        manifest = of.bytes()
+        fields = decode_manifest(manifest)
+        identity, digest = decode_identity(fields["identity"])
+        must(of.take(32), (digest,))
+        must(encode_manifest(fields, identity), (manifest,))
+        count += 1
+    return count
+
+
 def decode_manifest(data):
     of = Reader(data)
     of.text("muser pack manifest")
@@ -389,6 +442,10 @@ def decode_bundle(keys, data, tenant):
 def main():
     if blake3(b"").hex()[:16] != "af1349b9f5f9a1a6":
         raise AssertionError("BLAKE3 is broken")
+    if sys.argv[1] == "--encode":
+        with open(sys.argv[2], "rb") as manifests:
+            print(encode_all(manifests.read()))
+        return
     tenant = sys.argv[3] if len(sys.argv) > 3 else ""
     with open(sys.argv[1], "rb") as bundle, open(sys.argv[2], "rb") as key:
         print(json.dumps(decode_bundle(Keys(key.read()), bundle.read(), tenant)))

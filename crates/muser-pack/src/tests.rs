@@ -222,6 +222,48 @@ fn changed_bytes_are_refused_or_mean_themselves() {
     }
 }
 
+/// What is checked is what is read: whoever swaps the file meanwhile gets a refusal or nothing.
+#[cfg(unix)]
+#[test]
+fn a_key_file_that_is_swapped_while_it_is_opened_is_never_believed() {
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name);
+    let keys = KeyFile::open_or_create(&at("good")).expect("created");
+    KeyFile::open_or_create(&at("others")).expect("created");
+    std::fs::set_permissions(at("others"), std::fs::Permissions::from_mode(0o644)).expect("chmod");
+    let path = at("packs.key");
+    std::fs::hard_link(at("good"), &path).expect("a link");
+    let over = std::sync::atomic::AtomicBool::new(false);
+    let (mut opened, mut refused) = (0, 0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let put = |next: &Path| std::fs::rename(next, &path).expect("renamed");
+            while !over.load(std::sync::atomic::Ordering::SeqCst) {
+                // A link to somebody's readable keys, those keys themselves, and the good file again.
+                symlink(at("others"), at("next")).expect("a link");
+                put(&at("next"));
+                std::fs::copy(at("others"), at("next")).expect("a copy");
+                put(&at("next"));
+                std::fs::hard_link(at("good"), at("next")).expect("a link");
+                put(&at("next"));
+            }
+        });
+        let begun = std::time::Instant::now();
+        while (opened < 50 || refused < 50) && begun.elapsed().as_secs() < 30 {
+            match KeyFile::open(&path) {
+                Ok(found) => {
+                    assert_eq!(found.id(), keys.id(), "somebody else's keys are believed");
+                    opened += 1;
+                }
+                Err(_) => refused += 1,
+            }
+        }
+        over.store(true, std::sync::atomic::Ordering::SeqCst);
+    });
+    assert!(opened >= 50 && refused >= 50, "{opened} opened, {refused} refused");
+}
+
 #[cfg(unix)]
 #[test]
 fn key_files_are_private_regular_and_whole() {
@@ -359,7 +401,9 @@ fn the_status_page_is_complete_and_names_tests_that_exist() {
         groups.iter().flat_map(|(group, count)| (1..=*count).map(move |number| format!("{group}-{number}")));
     let mut sources = String::new();
     let mut left: Vec<_> =
-        ["muser-pack", "muser-prefix", "muser/tests"].map(|name| root.join("crates").join(name)).into();
+        ["muser-pack", "muser-prefix", "muser-engine", "muser-kv", "muser-text", "muser/tests"]
+            .map(|name| root.join("crates").join(name))
+            .into();
     while let Some(path) = left.pop() {
         if path.is_dir() {
             left.extend(std::fs::read_dir(&path).expect("list").map(|entry| entry.expect("entry").path()));

@@ -58,54 +58,17 @@ impl Library {
     pub fn collect_garbage(&self) -> Result<(usize, u64), PackError> {
         self.locked(|shared, view, locked| {
             let Some(_quiet) = shared.store.quiet()? else { return Err(PackError::Busy) };
-            let has_catalog = locked.is_some();
-            // Segments of packs that cannot be read (with this key) are not known: none is touched then.
-            let some_unreadable = shared.some_unreadable(view);
-            let mut segments: HashSet<[u8; 32]> = HashSet::new();
-            for (_, entry) in shared.index().packs() {
-                for block in &entry.blocks {
-                    segments.extend(std::iter::once(block.full).chain(block.sliding).map(|id| id.0));
-                }
-            }
-            let records: HashSet<[u8; 32]> = {
-                let keys = shared.keys();
-                let current = view.records.iter();
-                current
-                    .map(|(name, (_, revision))| super::records::object_id(&keys, name, *revision))
-                    .collect()
-            };
-            let mut freed = (0, shared.store.clean()?);
-            for area in Area::ALL {
-                for listed in shared.store.list(area)? {
-                    let needed = match area {
-                        Area::Packs => !has_catalog || view.packs.contains_key(&PackId(listed.name.id)),
-                        Area::Segments => some_unreadable || segments.contains(&listed.name.id),
-                        Area::Records => !has_catalog || records.contains(&listed.name.id),
-                    };
-                    if !needed && shared.store.delete(&listed.name)? {
-                        freed = (freed.0 + 1, freed.1 + listed.bytes);
-                    }
-                }
-            }
-            shared.store.flush()?;
-            Ok(freed)
+            shared.collect(view, locked.is_some())
         })
     }
 
-    /// Deletes the segments that killed publications left, so that they do not drive out packs. Only at a quiet moment, and
-    /// only where a catalog tells what is needed.
-    pub(super) fn sweep_segments(&self) -> Result<(), PackError> {
-        self.locked(|shared, view, locked| {
-            let quiet = shared.store.quiet()?;
-            if locked.is_none() || quiet.is_none() || shared.some_unreadable(view) {
-                return Ok(());
-            }
-            for listed in shared.store.list(Area::Segments)? {
-                if !shared.index().needs_segment(SegmentId(listed.name.id)) {
-                    shared.store.delete(&listed.name)?;
-                }
-            }
-            Ok(())
+    /// Deletes what killed processes left, so that it does not drive out packs and what was deleted is gone: segments of
+    /// unfinished publications, manifests whose removal was not finished. Only at a quiet moment, and only where a catalog
+    /// tells what is needed.
+    pub(super) fn sweep(&self) -> Result<(), PackError> {
+        self.locked(|shared, view, locked| match shared.store.quiet()? {
+            Some(_quiet) if locked.is_some() => shared.collect(view, true).map(drop),
+            _ => Ok(()),
         })
     }
 
@@ -179,6 +142,38 @@ impl VerifyReport {
 }
 
 impl Shared {
+    /// Objects that nothing visible needs are deleted; how many, and their bytes. The caller holds the store quiet.
+    fn collect(&self, view: &View, has_catalog: bool) -> Result<(usize, u64), PackError> {
+        // Segments of packs that cannot be read (with this key) are not known: none is touched then.
+        let some_unreadable = self.some_unreadable(view);
+        let mut segments: HashSet<[u8; 32]> = HashSet::new();
+        for (_, entry) in self.index().packs() {
+            for block in &entry.blocks {
+                segments.extend(std::iter::once(block.full).chain(block.sliding).map(|id| id.0));
+            }
+        }
+        let records: HashSet<[u8; 32]> = {
+            let keys = self.keys();
+            let current = view.records.iter();
+            current.map(|(name, (_, revision))| super::records::object_id(&keys, name, *revision)).collect()
+        };
+        let mut freed = (0, self.store.clean()?);
+        for area in Area::ALL {
+            for listed in self.store.list(area)? {
+                let needed = match area {
+                    Area::Packs => !has_catalog || view.packs.contains_key(&PackId(listed.name.id)),
+                    Area::Segments => some_unreadable || segments.contains(&listed.name.id),
+                    Area::Records => !has_catalog || records.contains(&listed.name.id),
+                };
+                if !needed && self.store.delete(&listed.name)? {
+                    freed = (freed.0 + 1, freed.1 + listed.bytes);
+                }
+            }
+        }
+        self.store.flush()?;
+        Ok(freed)
+    }
+
     /// Does the catalog name a pack that is not believed?
     fn some_unreadable(&self, view: &View) -> bool {
         let index = self.index();

@@ -142,7 +142,7 @@ impl Library {
             library.shared.store.clean()?;
         }
         library.refresh()?;
-        library.sweep_segments()?;
+        library.sweep()?;
         Ok(library)
     }
 

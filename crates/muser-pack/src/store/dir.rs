@@ -36,6 +36,8 @@ const MAX_QUARANTINED: usize = 8;
 pub struct DirStore {
     dir: PathBuf,
     budget_bytes: Option<u64>,
+    /// Nothing can be written here: what is there is read.
+    read_only: bool,
     /// Folders with entries that a power cut could still take back.
     unsynced: Mutex<BTreeSet<PathBuf>>,
     next_partial: AtomicU64,
@@ -50,7 +52,10 @@ impl DirStore {
             create_private_dir(&dir.join(folder))?;
         }
         let unsynced = Mutex::new(BTreeSet::from([dir.clone()]));
-        Ok(Self { dir, budget_bytes, unsynced, next_partial: AtomicU64::new(0) })
+        let mut store =
+            Self { dir, budget_bytes, read_only: false, unsynced, next_partial: AtomicU64::new(0) };
+        store.read_only = !store.lock_file("usage")?.1;
+        Ok(store)
     }
 
     /// Its folder.
@@ -63,23 +68,18 @@ impl DirStore {
         self.dir.join(name.area.folder()).join(&hex[..2]).join(hex)
     }
 
-    fn lock_file(&self, name: &str) -> Result<File, PackError> {
-        let path = self.dir.join("lock").join(name);
-        let file = private().read(true).write(true).create(true).truncate(false).open(&path);
-        file.map_err(|error| PackError::io("open", path, error))
+    /// A file to lock, and whether it can be written. In a folder that cannot be, others' locks are still respected.
+    fn lock_file(&self, name: &str) -> Result<(File, bool), PackError> {
+        open_or_read(&self.dir.join("lock").join(name))
     }
 
     /// Changes the count of held bytes while nobody else does. `change` gets it and returns the new one.
     fn count<T>(&self, change: impl FnOnce(u64) -> Result<(u64, T), PackError>) -> Result<T, PackError> {
-        let mut file = self.lock_file("usage")?;
+        let (mut file, _) = self.lock_file("usage")?;
         let failed = |action| move |error| PackError::io(action, "lock/usage", error);
         file.lock().map_err(failed("lock"))?;
+        let held = self.counted(&mut file)?;
         let mut bytes = [0; 9];
-        let held = match file.read_exact(&mut bytes) {
-            Ok(()) if bytes[8] == 0 => u64::from_le_bytes(std::array::from_fn(|i| bytes[i])),
-            // Never counted, or whoever was changing something died before he could count it.
-            _ => self.measure()?,
-        };
         let mut write = |held: u64, changing: bool| {
             bytes[..8].copy_from_slice(&held.to_le_bytes());
             bytes[8] = u8::from(changing);
@@ -91,6 +91,16 @@ impl DirStore {
         // What failed has changed nothing.
         write(changed.as_ref().map_or(held, |(new, _)| *new), false)?;
         changed.map(|(_, outcome)| outcome)
+    }
+
+    /// Reads the count, or counts.
+    fn counted(&self, file: &mut File) -> Result<u64, PackError> {
+        let mut bytes = [0; 9];
+        match file.read_exact(&mut bytes) {
+            Ok(()) if bytes[8] == 0 => Ok(u64::from_le_bytes(std::array::from_fn(|i| bytes[i]))),
+            // Never counted, or whoever was changing something died before he could count it.
+            _ => self.measure(),
+        }
     }
 
     fn reserve(&self, bytes: u64) -> Result<(), PackError> {
@@ -291,7 +301,9 @@ impl PackStore for DirStore {
     }
 
     fn usage(&self) -> Result<Usage, PackError> {
-        let held_bytes = self.count(|held| Ok((held, held)))?;
+        let (mut file, _) = self.lock_file("usage")?;
+        file.lock().map_err(|error| PackError::io("lock", "lock/usage", error))?;
+        let held_bytes = self.counted(&mut file)?;
         Ok(Usage { held_bytes, budget_bytes: self.budget_bytes })
     }
 
@@ -313,7 +325,7 @@ impl PackStore for DirStore {
     }
 
     fn activity(&self) -> Result<Option<Box<dyn Activity>>, PackError> {
-        let file = self.lock_file("activity")?;
+        let (file, _) = self.lock_file("activity")?;
         match file.try_lock_shared() {
             Ok(()) => Ok(Some(Box::new(ActivityLock { _file: file }))),
             Err(TryLockError::WouldBlock) => Ok(None),
@@ -322,7 +334,11 @@ impl PackStore for DirStore {
     }
 
     fn quiet(&self) -> Result<Option<Box<dyn Activity>>, PackError> {
-        let file = self.lock_file("activity")?;
+        let (file, writable) = self.lock_file("activity")?;
+        // Nothing can be collected here.
+        if !writable {
+            return Ok(None);
+        }
         match file.try_lock() {
             Ok(()) => Ok(Some(Box::new(ActivityLock { _file: file }))),
             Err(TryLockError::WouldBlock) => Ok(None),
@@ -337,12 +353,11 @@ impl PackStore for DirStore {
 
 impl CatalogStore for DirStore {
     fn lock(&self) -> Result<Box<dyn LockedCatalog + '_>, PackError> {
-        let lock = self.lock_file("catalog")?;
+        let (lock, _) = self.lock_file("catalog")?;
         lock.lock().map_err(|error| PackError::io("lock", "lock/catalog", error))?;
         let path = self.dir.join("catalog");
         let is_new = !path.exists();
-        let file = private().read(true).write(true).create(true).truncate(false).open(&path);
-        let file = file.map_err(|error| PackError::io("open", &path, error))?;
+        let (file, _) = open_or_read(&path)?;
         if is_new {
             sync_dir(&self.dir)?;
         }
@@ -408,6 +423,10 @@ impl LockedCatalog for LockedFile<'_> {
     }
 
     fn truncate(&mut self, len: u64) -> Result<(), PackError> {
+        // Readers stop at the last whole record anyway.
+        if self.store.read_only {
+            return Ok(());
+        }
         self.file.set_len(len).map_err(self.failed("truncate"))
     }
 
@@ -436,6 +455,20 @@ impl LockedCatalog for LockedFile<'_> {
         reached("catalog replaced");
         self.file = file;
         sync_dir(&self.store.dir)
+    }
+}
+
+/// Opens a file that may be new, to read it only where it cannot be written; says which.
+fn open_or_read(path: &Path) -> Result<(File, bool), PackError> {
+    use io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
+    match private().read(true).write(true).create(true).truncate(false).open(path) {
+        Ok(file) => Ok((file, true)),
+        Err(error) if matches!(error.kind(), PermissionDenied | ReadOnlyFilesystem) => {
+            // Where it cannot be read either, the first reason is the better one.
+            let file = File::open(path).map_err(|_| PackError::io("open", path, error))?;
+            Ok((file, false))
+        }
+        Err(error) => Err(PackError::io("open", path, error)),
     }
 }
 

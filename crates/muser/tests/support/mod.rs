@@ -2,6 +2,8 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test program uses its part")]
 
+pub mod served;
+
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -43,6 +45,22 @@ impl Home {
             command.env_remove(name);
         }
         command
+    }
+
+    /// The binary with these arguments, started by a shell after this script, which ends with `exec "$@"`, in a mount
+    /// namespace of its own if `in_namespace`.
+    #[cfg(target_os = "linux")]
+    pub fn run_behind(&self, script: &str, in_namespace: bool, args: &[&str]) -> Ran {
+        let shell = ["sh", "-ec", script, "sh", env!("CARGO_BIN_EXE_muser")];
+        let before: &[&str] = if in_namespace { &["unshare", "--mount", "--map-root-user"] } else { &[] };
+        let words = [before, &shell, args].concat();
+        let mut command = Command::new(words[0]);
+        command
+            .args(&words[1..])
+            .env("MUSER_HOME", self.folder.path())
+            .env_remove("MUSER_MODEL")
+            .stdin(Stdio::null());
+        Ran(command.output().expect("a shell"))
     }
 
     /// Runs to the end.

@@ -5,7 +5,8 @@
 use std::path::{Path, PathBuf};
 
 use super::*;
-use crate::KeyFile;
+use crate::manifest::Block;
+use crate::{Adapter, DraftModel, KeyFile, LayerKind, Media};
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
@@ -116,4 +117,83 @@ fn a_decoder_in_another_language_agrees() {
         std::fs::write(&path, bytes).expect("written");
         assert!(!decode(&path).expect("python3").status.success(), "byte {offset} is not checked");
     }
+}
+
+/// A manifest with everything in it that can vary.
+fn generated(seed: u64) -> Manifest {
+    let mut state = seed;
+    let mut next = |below: u64| {
+        state += 1;
+        crate::testing::mix(state ^ seed << 40) % below
+    };
+    let digest = |n: u64| *blake3::hash(&n.to_le_bytes()).as_bytes();
+    let mut of = identity();
+    of.weights = digest(next(u64::MAX));
+    of.architecture = (0..next(300)).map(|i| (i * seed) as u8).collect();
+    of.quantisation = "Ä\u{1F98A}|".repeat(next(9) as usize);
+    of.adapters = (0..next(4)).map(|i| Adapter { digest: digest(i), scale_bits: seed as u32 }).collect();
+    of.positions.rotary_base_bits = next(u64::MAX);
+    of.positions.rotating = (0..next(60)).map(|i| i % 3 == 1).collect();
+    of.positions.origin = next(u64::MAX);
+    let kind = |i: u64| if i % 4 == 3 { LayerKind::Full } else { LayerKind::Sliding };
+    of.geometry.layers = (0..next(60)).map(kind).collect();
+    of.geometry.window = next(1 << 32) as u32;
+    of.scalars = (0..next(5)).map(|i| (format!("scalar {i}"), i ^ seed)).collect();
+    of.media = (next(2) == 1).then(|| Media { projector: digest(1), preprocessing: digest(seed) });
+    of.draft =
+        (next(2) == 1).then(|| DraftModel { weights: digest(seed), layers: next(9) as u32, window: 512 });
+    of.representation.route = format!("route {}", next(1000));
+    of.representation.full_block_bytes = next(1 << 32) as u32;
+    let units: Vec<_> = (0..=next(600)).map(|i| (i ^ seed << 50).to_le_bytes()).collect();
+    let block = |i: u64, sliding| Block {
+        key: digest(i),
+        full: SegmentId(digest(i ^ seed)),
+        sliding: if sliding { Some(SegmentId(digest(seed))) } else { None },
+    };
+    Manifest {
+        tenant: std::array::from_fn(|i| i as u8 ^ seed as u8),
+        identity: of,
+        created_unix_s: next(u64::MAX),
+        root: digest(seed + 1),
+        blocks: (0..units.len().div_ceil(BLOCK_LEN) as u64).map(|i| block(i, next(2) == 1)).collect(),
+        units,
+    }
+}
+
+/// Two encoders, one in another language, write the same bytes for a thousand objects.
+#[test]
+fn an_encoder_in_another_language_agrees() {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/formats/kvpack_decode.py");
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("manifests");
+    let mut bytes = Vec::new();
+    for seed in 1..=1000 {
+        let manifest = generated(seed);
+        let encoded = manifest.encode();
+        assert_eq!(Manifest::decode(&encoded).as_ref(), Ok(&manifest));
+        bytes.extend_from_slice(&(encoded.len() as u32).to_le_bytes());
+        bytes.extend_from_slice(&encoded);
+        bytes.extend_from_slice(&manifest.identity.digest());
+    }
+    let run = |bytes: &[u8]| {
+        std::fs::write(&path, bytes).expect("written");
+        let mut python = std::process::Command::new("python3");
+        python.args(["-B".as_ref(), script.as_os_str(), "--encode".as_ref(), path.as_os_str()]).output()
+    };
+    let ran = match run(&bytes) {
+        Ok(ran) => ran,
+        Err(error) => {
+            eprintln!("SKIPPED: python3 does not start: {error}");
+            return;
+        }
+    };
+    assert_eq!(
+        String::from_utf8_lossy(&ran.stdout).trim(),
+        "1000",
+        "{}",
+        String::from_utf8_lossy(&ran.stderr)
+    );
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    assert!(!run(&bytes).expect("python3").status.success(), "a digest is not compared");
 }

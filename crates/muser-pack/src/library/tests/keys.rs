@@ -118,10 +118,56 @@ fn equal_payloads_never_have_equal_ciphertexts() {
     let keys = keys();
     let spec = crate::object::Spec { kind: Kind::Full, row_bytes: 16, positions: 256, chunk_bytes: 4096 };
     let mut seen = std::collections::HashSet::new();
-    for _ in 0..500 {
+    // `MUSER_TEST_LONG=1`: a million chunks.
+    let long = std::env::var_os("MUSER_TEST_LONG").is_some_and(|value| value == "1");
+    for _ in 0..if long { 500_000 } else { 500 } {
         let sealed = crate::object::seal(&keys, true, spec, [9; 32], &[0; 8192]).expect("sealed");
         for chunk in sealed.body.chunks(4096) {
-            assert!(seen.insert(chunk[..32].to_vec()), "a key and a nonce were used twice");
+            assert!(
+                seen.insert(<[u8; 16]>::try_from(&chunk[..16]).expect("16 bytes")),
+                "a key and a nonce were used twice"
+            );
         }
     }
+}
+
+#[test]
+fn keys_rotate_under_load_and_no_restore_fails() {
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+    let mut keys = keys();
+    let (_, library, units, _) = published(&keys);
+    let scope = library.scope(identity(), "");
+    let (over, restored) = (AtomicBool::new(false), AtomicUsize::new(0));
+    std::thread::scope(|threads| {
+        for thread in 0..3_u64 {
+            let (library, scope, units) = (&library, &scope, &units);
+            let (over, restored) = (&over, &restored);
+            threads.spawn(move || {
+                for round in 0.. {
+                    if over.load(SeqCst) {
+                        break;
+                    }
+                    let plan = library.longest(scope, units, 600, false).expect("found in any epoch");
+                    restore(library, scope, units, &plan).expect("restored in any epoch");
+                    // New packs are sealed in the epoch of the moment.
+                    let fresh = prompt(300, 0, 1000 + 100_000 * thread + round);
+                    publish(library, scope, &fresh).expect("published");
+                    let plan = library.longest(scope, &fresh, 300, false).expect("found");
+                    restore(library, scope, &fresh, &plan).expect("restored");
+                    restored.fetch_add(2, SeqCst);
+                }
+            });
+        }
+        for epoch in 2..=12 {
+            assert_eq!(keys.rotate().expect("rotated"), epoch);
+            library.set_keys(keys.clone()).expect("the same base secret");
+            let so_far = restored.load(SeqCst);
+            while restored.load(SeqCst) < so_far + 6 {
+                std::thread::yield_now();
+            }
+        }
+        over.store(true, SeqCst);
+    });
+    let refused: Vec<_> = library.counters().snapshot().refused().collect();
+    assert_eq!(refused, [], "{} restores", restored.load(SeqCst));
 }

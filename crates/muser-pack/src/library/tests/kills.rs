@@ -164,7 +164,7 @@ fn killed_at_each_place_the_store_has_the_old_state_or_the_new_one() {
     for round in 0..rounds {
         for place in kill_point::ALL {
             // The first time that the place is reached, and at random later times. Rewriting the catalog is rare.
-            let times = if place.contains("catalog r") && !place.contains("record") { 2 } else { 24 };
+            let times = if ["new catalog written", "catalog replaced"].contains(&place) { 2 } else { 24 };
             let time = if round == 0 { 1 } else { 1 + crate::testing::mix(round * 31 + next) % times };
             let kill_at = format!("{place}:{time}");
             let (mut child, output) = spawn(folder.path(), next, false, Some(&kill_at));
