@@ -17,7 +17,7 @@ use crate::simd::Simd;
 
 /// Does [`tile`] have this type?
 pub(crate) fn has(ty: GgmlType) -> bool {
-    matches!(ty, GgmlType::Q4_K | GgmlType::Q5_K | GgmlType::Q6_K)
+    matches!(ty, GgmlType::Q4_K | GgmlType::Q5_K | GgmlType::Q6_K | GgmlType::Q8_0)
 }
 
 /// Product of one row tile with `T` rows from row `row` of the step on, whose part of a panel is `x` (its first block).
@@ -36,6 +36,7 @@ pub(super) unsafe fn tile<S: Simd, const T: usize>(
     match p.matrix.ty {
         GgmlType::Q4_K => blocks::<S, T, 4>(p, shape, tile, row, x, scratch),
         GgmlType::Q5_K => blocks::<S, T, 5>(p, shape, tile, row, x, scratch),
+        GgmlType::Q8_0 => blocks::<S, T, 8>(p, shape, tile, row, x, scratch),
         _ => blocks::<S, T, 6>(p, shape, tile, row, x, scratch),
     }
 }
@@ -52,14 +53,16 @@ unsafe fn blocks<S: Simd, const T: usize, const BITS: usize>(
     let m = &p.matrix;
     let parts = TILE_ROWS / S::N;
     let width = stride::<S, T>(x);
-    let blocks = m.cols / 256;
-    // Sizes of a block are constants here: a division in the way of an address keeps loads from running ahead.
+    // Sizes of 256 inputs are constants here: a division in the way of an address keeps loads from running ahead.
     let (word_bytes, extra_bytes) = match BITS {
         4 => (36 * 4 * TILE_ROWS, 0),
         5 => (44 * 4 * TILE_ROWS, 0),
-        _ => (52 * 4 * TILE_ROWS, 2 * TILE_ROWS),
+        6 => (52 * 4 * TILE_ROWS, 2 * TILE_ROWS),
+        _ => (8 * 8 * 4 * TILE_ROWS, 8 * 2 * TILE_ROWS),
     };
-    debug_assert!(word_bytes == shape.word_bytes() && extra_bytes == shape.extra_bytes());
+    debug_assert!(word_bytes == 256 / shape.len * shape.word_bytes());
+    debug_assert!(extra_bytes == 256 / shape.len * shape.extra_bytes());
+    let (scales, sums) = if BITS == 8 { (8, 8) } else { (1, SUPER_SUMS) };
     let repacked = match m.storage {
         Storage::Repacked(_) => Some(fetch(m, shape, tile, 0, scratch)),
         Storage::Native(_) => None,
@@ -72,15 +75,15 @@ unsafe fn blocks<S: Simd, const T: usize, const BITS: usize>(
     let mut total = [[S::f_splat(0.0); T]; 4];
     let mut acc = [[S::f_splat(0.0); T]; 4];
     let (mut segment, mut end) = (0, m.segments.range(0).end);
-    for block in 0..blocks {
+    for block in 0..m.cols.div_ceil(256) {
         let (words, extra) = match repacked {
             Some((words, extra)) => (words.add(block * word_bytes), extra.add(block * extra_bytes)),
             None => fetch(m, shape, tile, block, scratch),
         };
         let x = PanelBlock {
             q: x.q.add(block * 256 * width),
-            d: x.d.add(block * width),
-            sums: x.sums.add(block * SUPER_SUMS * width),
+            d: x.d.add(block * scales * width),
+            sums: x.sums.add(block * sums * width),
             width,
         };
         for (part, acc) in acc.iter_mut().enumerate().take(parts) {
@@ -88,7 +91,8 @@ unsafe fn blocks<S: Simd, const T: usize, const BITS: usize>(
             match BITS {
                 4 => with_mins::<S, T, false>(&w, x, acc),
                 5 => with_mins::<S, T, true>(&w, x, acc),
-                _ => six_bits::<S, T>(&w, extra, x, acc),
+                6 => six_bits::<S, T>(&w, extra, x, acc),
+                _ => eight_bits::<S, T>(&w, extra, (m.cols - block * 256).min(256) / 32, x, acc),
             }
         }
         if block + 1 == end {
@@ -249,9 +253,9 @@ unsafe fn mins_word<S: Simd, const T: usize, const FIFTH: bool, const C: usize, 
     }
     macro_rules! row {
         ($r:literal) => {
-            low_dot[$r] = S::dp4_row::<C, 0, J, T, $r>(low_dot[$r], low, x.q, x.width);
+            low_dot[$r] = S::dp4_row::<C, 0, J, T, $r, false>(low_dot[$r], low, x.q, x.width);
             // High nibbles in place are bytes of any size.
-            high_dot[$r] = S::dp4_row::<C, 1, J, T, $r>(high_dot[$r], high, x.q, x.width);
+            high_dot[$r] = S::dp4_row::<C, 1, J, T, $r, false>(high_dot[$r], high, x.q, x.width);
         };
     }
     for_rows!(T, row);
@@ -408,11 +412,61 @@ unsafe fn six_word<
     ];
     macro_rules! row {
         ($r:literal) => {
-            dot[0][$r] = S::dp4_row::<C, 0, J, T, $r>(dot[0][$r], codes[0], x.q, x.width);
-            dot[1][$r] = S::dp4_row::<C, 1, J, T, $r>(dot[1][$r], codes[1], x.q, x.width);
-            dot[2][$r] = S::dp4_row::<C, 2, J, T, $r>(dot[2][$r], codes[2], x.q, x.width);
-            dot[3][$r] = S::dp4_row::<C, 3, J, T, $r>(dot[3][$r], codes[3], x.q, x.width);
+            dot[0][$r] = S::dp4_row::<C, 0, J, T, $r, false>(dot[0][$r], codes[0], x.q, x.width);
+            dot[1][$r] = S::dp4_row::<C, 1, J, T, $r, false>(dot[1][$r], codes[1], x.q, x.width);
+            dot[2][$r] = S::dp4_row::<C, 2, J, T, $r, false>(dot[2][$r], codes[2], x.q, x.width);
+            dot[3][$r] = S::dp4_row::<C, 3, J, T, $r, false>(dot[3][$r], codes[3], x.q, x.width);
         };
     }
     for_rows!(R, row);
+}
+
+/// Q8_0: `groups` blocks of 32.
+#[inline(always)]
+unsafe fn eight_bits<S: Simd, const T: usize>(
+    w: &Words<S>,
+    extra: *const u8,
+    groups: usize,
+    x: PanelBlock,
+    acc: &mut [S::F; T],
+) {
+    for group in 0..groups {
+        let w = w.block(group * 8);
+        let d = S::f_load_f16(extra.cast::<u16>().add(group * TILE_ROWS + w.lane));
+        let q = x.q.add(group * 32 * x.width);
+        let mut dot = [S::i_splat(0); T];
+        for (t, dot) in dot.iter_mut().enumerate() {
+            // Codes are 128 too large.
+            *dot = S::i_splat(-128 * *x.sums.add(group * x.width + t));
+        }
+        eight_word::<S, T, 0>(&w, q, x.width, &mut dot);
+        eight_word::<S, T, 1>(&w, q, x.width, &mut dot);
+        eight_word::<S, T, 2>(&w, q, x.width, &mut dot);
+        eight_word::<S, T, 3>(&w, q, x.width, &mut dot);
+        eight_word::<S, T, 4>(&w, q, x.width, &mut dot);
+        eight_word::<S, T, 5>(&w, q, x.width, &mut dot);
+        eight_word::<S, T, 6>(&w, q, x.width, &mut dot);
+        eight_word::<S, T, 7>(&w, q, x.width, &mut dot);
+        for t in 0..T {
+            let dx = S::f_splat(*x.d.add(group * x.width + t));
+            acc[t] = S::f_fma(S::f_from_i(dot[t]), S::f_mul(d, dx), acc[t]);
+        }
+    }
+}
+
+/// Word `J` of a block, its codes made unsigned.
+#[inline(always)]
+unsafe fn eight_word<S: Simd, const T: usize, const J: usize>(
+    w: &Words<S>,
+    q: *const u8,
+    width: usize,
+    dot: &mut [S::I; T],
+) {
+    let code = S::i_xor(word::<S, T>(w, J), S::i_splat(0x8080_8080_u32 as i32));
+    macro_rules! row {
+        ($r:literal) => {
+            dot[$r] = S::dp4_row::<0, 0, J, T, $r, true>(dot[$r], code, q, width);
+        };
+    }
+    for_rows!(T, row);
 }

@@ -116,6 +116,12 @@ impl<S: Simd> Words<S> {
         Self { words, lane, simd: std::marker::PhantomData }
     }
 
+    /// The words from word `j` on.
+    #[inline(always)]
+    pub(super) fn block(&self, j: usize) -> Self {
+        Self::new(self.words.wrapping_add(j * 64), self.lane)
+    }
+
     #[inline(always)]
     pub(super) unsafe fn get(&self, j: usize) -> S::I {
         S::i_load(self.words.add(j * 64 + self.lane * 4))

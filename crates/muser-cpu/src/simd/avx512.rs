@@ -166,7 +166,14 @@ impl Simd for Avx512 {
     // Not `pure`: the compiler would gather the loads of adjacent rows, and move loads of weights away from their uses.
     #[inline]
     #[target_feature(enable = "avx512f,avx512vnni")]
-    unsafe fn dp4_row<const C: usize, const H: usize, const J: usize, const T: usize, const R: usize>(
+    unsafe fn dp4_row<
+        const C: usize,
+        const H: usize,
+        const J: usize,
+        const T: usize,
+        const R: usize,
+        const WIDE: bool,
+    >(
         mut acc: I,
         w: I,
         x: *const u8,

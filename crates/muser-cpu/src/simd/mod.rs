@@ -90,18 +90,26 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn dp4(acc: Self::I, w: Self::I, x: Self::I) -> Self::I;
     /// As [`Simd::dp4`] with any unsigned `w`.
     unsafe fn dp4_wide(acc: Self::I, w: Self::I, x: Self::I) -> Self::I;
-    /// [`Simd::dp4`] with the activations of row `R` of a panel of `width` rows (`T` where `N` is 16), at word
+    /// [`Simd::dp4`], or [`Simd::dp4_wide`], with the activations of row `R` of a panel of `width` rows (`T` where `N` is 16), at word
     /// `16 C + 8 H + J` of a block of 256 inputs that begins at `x`. A set that can broadcast from memory does it in one
     /// instruction that the compiler leaves where it is.
     #[inline(always)]
-    unsafe fn dp4_row<const C: usize, const H: usize, const J: usize, const T: usize, const R: usize>(
+    unsafe fn dp4_row<
+        const C: usize,
+        const H: usize,
+        const J: usize,
+        const T: usize,
+        const R: usize,
+        const WIDE: bool,
+    >(
         acc: Self::I,
         w: Self::I,
         x: *const u8,
         width: usize,
     ) -> Self::I {
         let word = x.add(((16 * C + 8 * H + J) * width + R) * 4).cast::<i32>().read_unaligned();
-        Self::dp4(acc, w, Self::i_splat(word))
+        let word = Self::i_splat(word);
+        if WIDE { Self::dp4_wide(acc, w, word) } else { Self::dp4(acc, w, word) }
     }
     /// `a`, computed at this place: the compiler may not put it off, holding what it is made of in memory until then.
     #[inline(always)]
