@@ -462,7 +462,9 @@ unsafe fn eight_word<S: Simd, const T: usize, const J: usize>(
     width: usize,
     dot: &mut [S::I; T],
 ) {
-    let code = S::i_xor(word::<S, T>(w, J), S::i_splat(0x8080_8080_u32 as i32));
+    // The scales are a second stream, so already one row is better off asking.
+    let word = if S::N == TILE_ROWS { w.next_asking::<true>(J) } else { w.next(J) };
+    let code = S::i_xor(word, S::i_splat(0x8080_8080_u32 as i32));
     macro_rules! row {
         ($r:literal) => {
             dot[$r] = S::dp4_row::<0, 0, J, T, $r, true>(dot[$r], code, q, width);
