@@ -223,6 +223,7 @@ impl TurnConstraint {
     }
 
     /// A copy that goes on by itself, to look ahead with.
+    #[must_use]
     pub fn fork(&self) -> TurnConstraint {
         let state = match &self.state {
             State::Opening => State::Opening,
