@@ -44,12 +44,16 @@ pub(crate) struct Manifest {
 
 impl Manifest {
     pub(crate) fn encode(&self) -> Vec<u8> {
+        self.encode_with_time(self.created_unix_s)
+    }
+
+    fn encode_with_time(&self, created_unix_s: u64) -> Vec<u8> {
         let mut writer = Writer::for_domain(DOMAIN);
         writer.u16(crate::object::VERSION);
         writer.u16(0);
         writer.fixed(&self.tenant);
         writer.bytes(&self.identity.encode());
-        writer.u64(self.created_unix_s);
+        writer.u64(created_unix_s);
         writer.fixed(&self.root);
         writer.u32(self.units.len() as u32);
         for unit in &self.units {
@@ -116,8 +120,7 @@ impl Manifest {
 
     /// Names the pack by everything but the time, so that publishing it again finds it.
     pub(crate) fn id(&self, keys: &TenantKeys) -> PackId {
-        let timeless = Self { created_unix_s: 0, ..self.clone() };
-        PackId(*blake3::keyed_hash(&keys.pack, &timeless.encode()).as_bytes())
+        PackId(*blake3::keyed_hash(&keys.pack, &self.encode_with_time(0)).as_bytes())
     }
 
     pub(crate) fn cut(&self) -> usize {

@@ -124,7 +124,7 @@ impl Publication {
     ///
     /// # Errors
     /// [`PackError::Caller`] if a full segment is missing or no place of the prefix could be resumed at.
-    pub fn commit(self, pinned: bool) -> Result<Published, PackError> {
+    pub fn commit(mut self, pinned: bool) -> Result<Published, PackError> {
         self.commit_checked(pinned).map_err(|error| self.shared.counters.failed(error))
     }
 
@@ -182,7 +182,7 @@ impl Publication {
         Ok(())
     }
 
-    fn commit_checked(&self, pinned: bool) -> Result<Published, PackError> {
+    fn commit_checked(&mut self, pinned: bool) -> Result<Published, PackError> {
         let mut blocks = Vec::with_capacity(self.keys.len());
         for (index, key) in self.keys.iter().enumerate() {
             let Some(full) = self.full[index] else {
@@ -206,7 +206,8 @@ impl Publication {
             identity: (*self.scope.identity).clone(),
             created_unix_s: now_unix_s(),
             root: self.scope.root,
-            units: self.units.clone(),
+            // Megabytes for a long prefix, and not needed any more.
+            units: std::mem::take(&mut self.units),
             blocks,
         };
         let id = manifest.id(&self.scope.tenant);
