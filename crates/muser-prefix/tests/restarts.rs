@@ -6,7 +6,7 @@
 //! what it proposed and what was accepted.
 //!
 //! Four cases of each kind by default; with `MUSER_TEST_LONG=1` 200 without a draft and 100 with one
-//! (`MUSER_TEST_LONG=1 cargo nextest run --release -p muser-prefix --test restarts`).
+//! (`MUSER_TEST_LONG=1 cargo test --release -p muser-prefix --test restarts`; nextest would end it after five minutes).
 
 mod support;
 
