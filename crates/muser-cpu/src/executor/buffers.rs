@@ -114,6 +114,11 @@ pub(crate) struct Pointers {
 }
 
 impl Pointers {
+    /// The same with panels only for super-block types, or small-block types, or both.
+    pub(crate) fn only(self, super_blocks: bool, small_blocks: bool) -> Self {
+        Self { panels: self.panels.only(super_blocks, small_blocks), ..self }
+    }
+
     /// Target for `rows` rows of `k` values.
     pub(crate) fn target(&self, k: usize, rows: usize) -> QuantTarget {
         self.panels.target(k, rows)

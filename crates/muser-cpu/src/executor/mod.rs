@@ -84,6 +84,8 @@ pub struct CpuExecutor {
     inverse_frequencies: Vec<f64>,
     feature_layers: Vec<usize>,
     drafter: Option<Drafter>,
+    /// Are there matrices of super-block types, of small-block types? A draft's do not count.
+    forms: (bool, bool),
     repack: Repack,
 }
 
@@ -113,9 +115,8 @@ impl CpuExecutor {
         let g = &model.geometry;
         let max_rows = options.max_rows.clamp(1, 65536);
         let classes = || matrices(&model).filter_map(|m| Class::of(m.ty));
-        let (super_blocks, small_blocks) =
-            (classes().any(Class::is_super), classes().any(|class| !class.is_super()));
-        let buffers = Buffers::new(Widths::of(g), max_rows, super_blocks, small_blocks);
+        let forms = (classes().any(Class::is_super), classes().any(|class| !class.is_super()));
+        let buffers = Buffers::new(Widths::of(g), max_rows, forms.0, forms.1);
         let scratch = thread_scratch(pool.threads(), max_rows, g.head_dim);
         let kv = KvStore::new(g);
         let description = CpuDescription {
@@ -159,6 +160,7 @@ impl CpuExecutor {
             inverse_frequencies,
             feature_layers: Vec::new(),
             drafter: None,
+            forms,
             repack: options.repack,
             model,
         })
@@ -262,7 +264,8 @@ impl Executor for CpuExecutor {
             batch,
             kv: &self.kv,
             plan: &self.plan,
-            buffers: self.buffers.pointers(),
+            // A draft may need rows in a form that no matrix of the target reads.
+            buffers: self.buffers.pointers().only(self.forms.0, self.forms.1),
             rows: &self.rows,
             inverse_frequencies: &self.inverse_frequencies,
             feature_layers: &self.feature_layers,

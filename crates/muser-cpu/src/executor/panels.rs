@@ -58,6 +58,11 @@ pub(crate) struct PanelPointers {
 }
 
 impl PanelPointers {
+    /// Only the forms that are wanted: rows are quantised for nothing else.
+    pub(crate) fn only(self, super_blocks: bool, small_blocks: bool) -> Self {
+        Self { has_super: self.has_super && super_blocks, has_small: self.has_small && small_blocks, ..self }
+    }
+
     /// Target for `rows` rows of `k` values.
     pub(crate) fn target(&self, k: usize, rows: usize) -> QuantTarget {
         QuantTarget {
