@@ -150,14 +150,14 @@ pub fn compare(
                 let counters = Counters::now();
                 let decoded = decode(engines[which], prompt, tokens)?;
                 let noise = Counters::now().since(&counters);
-                if !counts {
-                    known.lock().unwrap_or_else(PoisonError::into_inner).set(prompt, &decoded.ids);
-                } else {
+                if counts {
                     speeds[text][which].push(decoded.tok_s);
                     if let Some(rates) = both.get_mut(which) {
                         rates.note(&decoded, &noise);
                     }
                     steps += if which == 1 { decoded.steps } else { 0 };
+                } else {
+                    known.lock().unwrap_or_else(PoisonError::into_inner).set(prompt, &decoded.ids);
                 }
                 ensure!(
                     ids.as_ref().is_none_or(|ids| *ids == decoded.ids),
@@ -212,7 +212,7 @@ pub fn compare(
 /// Which engine has its turn in a round: all orders come equally often.
 fn order(round: usize, turn: usize, engines: usize) -> usize {
     let forwards = (round + turn) % engines;
-    if round / engines % 2 == 0 { forwards } else { engines - 1 - forwards }
+    if (round / engines).is_multiple_of(2) { forwards } else { engines - 1 - forwards }
 }
 
 impl TextResult {
