@@ -18,30 +18,10 @@ use std::time::Instant;
 
 use aws_lc_rs::aead;
 use muser_kv::{KvGroup, Unit};
-use muser_pack::{
-    DirStore, Fetch, Geometry, Identity, KeyRing, LayerKind, Library, LibraryOptions, Plan, Scope,
-};
+use muser_pack::{DirStore, Fetch, Identity, KeyRing, Library, LibraryOptions, Plan, Scope};
 
 const ROUNDS: usize = 9;
 const CHUNK: usize = 256 << 10;
-
-/// Blocks of the full-size model.
-fn identity() -> Identity {
-    let mut identity = Identity::example();
-    let kind = |i| if i % 4 == 3 { LayerKind::Full } else { LayerKind::Sliding };
-    identity.geometry = Geometry {
-        layers: (0..52).map(kind).collect(),
-        window: 2048,
-        kv_heads: 2,
-        head_dim: 128,
-        block_len: 256,
-    };
-    identity.positions.rotating = vec![true; 52];
-    identity.representation.row_bytes = 512;
-    identity.representation.full_block_bytes = 13 * 256 * 1024;
-    identity.representation.sliding_block_bytes = 39 * 256 * 1024;
-    identity
-}
 
 struct Case {
     library: Library,
@@ -58,7 +38,7 @@ fn prepare(
     let store = Arc::new(DirStore::open(folder, None)?);
     let encrypt = options.encrypt;
     let library = Library::open(store, KeyRing::generate()?, options)?;
-    let scope = library.scope(identity(), "");
+    let scope = library.scope(Identity::example_full_size(), "");
     let units: Vec<_> = (0..blocks * 256).map(|i| Unit::token(i as u32)).collect();
     let started = Instant::now();
     let mut publication = library.begin_publish(&scope, &units)?;

@@ -176,6 +176,24 @@ impl Identity {
         }
     }
 
+    /// The same with layers and blocks of the full-size model: 39 sliding layers with a window of 2,048 and 13 full ones.
+    pub fn example_full_size() -> Self {
+        let mut identity = Self::example();
+        let kind = |i| if i % 4 == 3 { LayerKind::Full } else { LayerKind::Sliding };
+        identity.geometry = Geometry {
+            layers: (0..52).map(kind).collect(),
+            window: 2048,
+            kv_heads: 2,
+            head_dim: 128,
+            block_len: 256,
+        };
+        identity.positions.rotating = vec![true; 52];
+        identity.representation.row_bytes = 512;
+        identity.representation.full_block_bytes = 13 * 256 * 1024;
+        identity.representation.sliding_block_bytes = 39 * 256 * 1024;
+        identity
+    }
+
     /// The canonical bytes: semantic part, then representation.
     pub fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::for_domain("muser pack identity");

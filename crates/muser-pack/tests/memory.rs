@@ -8,27 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use muser_kv::{KvGroup, Unit};
-use muser_pack::{DirStore, Fetch, Geometry, Identity, KeyRing, LayerKind, Library, LibraryOptions, Scope};
+use muser_pack::{DirStore, Fetch, Identity, KeyRing, Library, LibraryOptions, Scope};
 
 const MIB: usize = 1 << 20;
-
-/// Blocks of the full-size model.
-fn identity() -> Identity {
-    let mut identity = Identity::example();
-    let kind = |i| if i % 4 == 3 { LayerKind::Full } else { LayerKind::Sliding };
-    identity.geometry = Geometry {
-        layers: (0..52).map(kind).collect(),
-        window: 2048,
-        kv_heads: 2,
-        head_dim: 128,
-        block_len: 256,
-    };
-    identity.positions.rotating = vec![true; 52];
-    identity.representation.row_bytes = 512;
-    identity.representation.full_block_bytes = 13 * 256 * 1024;
-    identity.representation.sliding_block_bytes = 39 * 256 * 1024;
-    identity
-}
 
 /// `VmRSS` or `VmHWM` of this process, in bytes.
 fn resident(which: &str) -> usize {
@@ -71,7 +53,7 @@ fn publishing_and_restoring_need_little_beyond_the_state() {
     let store = Arc::new(DirStore::open(folder.path(), None).expect("a store"));
     let options = LibraryOptions::default();
     let library = Library::open(store, KeyRing::generate().expect("random"), options).expect("it opens");
-    let scope = library.scope(identity(), "");
+    let scope = library.scope(Identity::example_full_size(), "");
     let units: Vec<_> = (0..blocks * 256).map(|i| Unit::token(i as u32)).collect();
     let publishing = peak_of(|| publish(&library, &scope, &units));
     let plan = library.longest(&scope, &units, units.len(), true).expect("found");
