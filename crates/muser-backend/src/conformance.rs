@@ -252,6 +252,62 @@ pub fn import_continues(
     assert!(seq.logits == whole.logits[prefix..], "seed {seed}: logits after an import at {prefix} differ");
 }
 
+/// Exports blocks that another sequence has filled before: after [`Executor::clear_rows`] their bytes are those of a fresh
+/// executor that never saw the other sequence, whose prefix had any of `lens` positions (at most 260). `executor` is called
+/// for fresh executors, with a draft or without.
+///
+/// # Panics
+/// When a byte differs.
+pub fn cleared_rows_tell_nothing(
+    mut executor: impl FnMut() -> Box<dyn Executor>,
+    geometry: &Geometry,
+    seed: u64,
+    lens: &[usize],
+) {
+    let mut random = Random::new(seed);
+    let mut ids =
+        |len: usize| -> Vec<u32> { (0..len).map(|_| random.below(geometry.vocab) as u32).collect() };
+    let most = lens.iter().copied().max().unwrap_or(1);
+    let (other, own) = (ids(most + 9), ids(most));
+    let compute = |executor: &mut dyn Executor, ids: &[u32]| {
+        let (mut batch, mut out) = (StepBatch::default(), StepOutput::default());
+        let mut seq = Sequence::new(ids.to_vec(), vec![BlockId(0), BlockId(1)], vec![BlockId(0), BlockId(1)]);
+        while seq.done < ids.len() {
+            let n = (ids.len() - seq.done).min(executor.info().max_rows);
+            batch.clear();
+            seq.push(&mut batch, n, geometry);
+            executor.step(&batch, &mut out).expect("step");
+            seq.done += n;
+        }
+    };
+    for &len in lens {
+        let (mut used, mut fresh) = (executor(), executor());
+        for executor in [&mut used, &mut fresh] {
+            executor.allocate_kv(KvCapacity { full: 2, sliding: 2 }).expect("KV memory");
+        }
+        compute(&mut *used, &other);
+        compute(&mut *used, &own[..len]);
+        compute(&mut *fresh, &own[..len]);
+        let (block, rows) = (BlockId(((len - 1) / BLOCK_LEN) as u32), (len - 1) % BLOCK_LEN + 1);
+        for group in [KvGroup::Full, KvGroup::Sliding] {
+            let export = |executor: &dyn Executor| {
+                let mut bytes = vec![0u8; executor.info().block_bytes(group)];
+                executor.export_block(group, block, &mut bytes).expect("export");
+                bytes
+            };
+            let (mut found, expected) = (export(&*used), export(&*fresh));
+            assert!(
+                found != expected,
+                "{group:?}, {rows} rows: the other sequence should show before they are cleared"
+            );
+            used.clear_rows(group, rows, &mut found);
+            assert!(found == expected, "{group:?}, {rows} rows: bytes of another sequence are left");
+            used.clear_rows(group, BLOCK_LEN, &mut found);
+            assert!(found == expected, "{group:?}: nothing is cleared of a whole block");
+        }
+    }
+}
+
 /// How far the logits of one executor are from those of another.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Agreement {

@@ -165,10 +165,9 @@ pub trait Executor: Send {
     fn export_block(&self, group: KvGroup, block: BlockId, dst: &mut [u8]) -> Result<(), ExecError>;
 
     /// Zeroes the rows from `rows` on in the bytes of an exported block, where they hold what another sequence left there:
-    /// whoever keeps the bytes must not keep that. A backend that cannot leaves them.
-    fn clear_rows(&self, group: KvGroup, rows: usize, bytes: &mut [u8]) {
-        let _ = (group, rows, bytes);
-    }
+    /// whoever keeps the bytes must not keep that. What remains equals what a fresh executor would have exported after the
+    /// same rows ([`crate::conformance::cleared_rows_tell_nothing`]).
+    fn clear_rows(&self, group: KvGroup, rows: usize, bytes: &mut [u8]);
 
     /// Copies a block in, as written by [`Executor::export_block`] of the same route.
     fn import_block(&mut self, group: KvGroup, block: BlockId, src: &[u8]) -> Result<(), ExecError>;

@@ -31,6 +31,14 @@ fn imported_blocks_continue() {
 }
 
 #[test]
+fn what_leaves_holds_no_rows_of_another_sequence() {
+    let model = model();
+    for kv_type in [KvType::F32, KvType::F16] {
+        conformance::cleared_rows_tell_nothing(|| executor(&model, kv_type), &model.geometry, 4, &[1, 3]);
+    }
+}
+
+#[test]
 fn agreement_of_f16_and_f32_kv_is_close_but_not_equal() {
     let reference = [0.0, 1.0, 2.0, 5.0, 5.0, 1.0];
     let same = conformance::agreement(&reference, &reference, 3);

@@ -116,6 +116,9 @@ impl Executor for Shared {
     fn export_block(&self, group: KvGroup, block: BlockId, dst: &mut [u8]) -> Result<(), ExecError> {
         self.0.lock().expect("not poisoned").export_block(group, block, dst)
     }
+    fn clear_rows(&self, group: KvGroup, rows: usize, bytes: &mut [u8]) {
+        self.0.lock().expect("not poisoned").clear_rows(group, rows, bytes);
+    }
     fn import_block(&mut self, group: KvGroup, block: BlockId, src: &[u8]) -> Result<(), ExecError> {
         self.0.lock().expect("not poisoned").import_block(group, block, src)
     }

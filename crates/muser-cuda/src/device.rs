@@ -21,6 +21,8 @@ pub struct DeviceReport {
     pub driver: i32,
     /// Version of the run-time compiler, or why there is none.
     pub compiler: Result<(i32, i32), String>,
+    /// The file that the compiler was loaded from.
+    pub compiler_path: Option<std::path::PathBuf>,
 }
 
 /// Looks at device `index`; an error says what is missing.
@@ -35,5 +37,6 @@ pub fn probe(index: usize) -> Result<DeviceReport, CudaError> {
         total_bytes,
         driver: driver::driver_version()?,
         compiler: nvrtc::version().map_err(|e| e.to_string()),
+        compiler_path: nvrtc::path().ok().map(std::path::Path::to_owned),
     })
 }

@@ -158,6 +158,31 @@ fn settle() -> Result<(), CudaError> {
     check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(std::ptr::null_mut()) })
 }
 
+/// Numbers of which every bit pattern is a value: what may be read back as bytes that a device has written.
+///
+/// # Safety
+/// No padding, no invalid bit pattern; all zeros is a value.
+pub(crate) unsafe trait Plain: Copy {}
+
+// SAFETY: plain numbers.
+unsafe impl Plain for u8 {}
+// SAFETY: plain numbers.
+unsafe impl Plain for u16 {}
+// SAFETY: plain numbers.
+unsafe impl Plain for u32 {}
+// SAFETY: plain numbers.
+unsafe impl Plain for u64 {}
+// SAFETY: plain numbers.
+unsafe impl Plain for f32 {}
+
+/// Bytes of `len` values, at least what an allocation needs.
+fn bytes_of<T>(len: usize) -> Result<usize, CudaError> {
+    let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
+    bytes
+        .map(|bytes| bytes.max(16))
+        .ok_or_else(|| CudaError::Unsupported(format!("a buffer of {len} values")))
+}
+
 /// Device memory of `len` values of `T`, not initialised unless made by [`Buffer::zeroed`].
 pub(crate) struct Buffer<T> {
     context: Arc<Context>,
@@ -166,10 +191,10 @@ pub(crate) struct Buffer<T> {
     values: PhantomData<T>,
 }
 
-impl<T: Copy> Buffer<T> {
+impl<T: Plain> Buffer<T> {
     pub(crate) fn new(context: &Arc<Context>, len: usize, what: &str) -> Result<Self, CudaError> {
         context.bind()?;
-        let bytes = (len * size_of::<T>()).max(16);
+        let bytes = bytes_of::<T>(len)?;
         let mut pointer = 0;
         // SAFETY: valid out pointer, context bound; freed in drop.
         let result = unsafe { sys::cuMemAlloc_v2(&raw mut pointer, bytes) };
@@ -197,7 +222,7 @@ impl<T: Copy> Buffer<T> {
 
     /// Device address of value `index`.
     pub(crate) fn at(&self, index: usize) -> u64 {
-        debug_assert!(index <= self.len);
+        assert!(index <= self.len, "an address stays inside its buffer");
         self.pointer + (index * size_of::<T>()) as u64
     }
 
@@ -207,7 +232,7 @@ impl<T: Copy> Buffer<T> {
 
     /// Copies host values in and waits.
     pub(crate) fn write(&self, at: usize, values: &[T]) -> Result<(), CudaError> {
-        assert!(at + values.len() <= self.len, "a copy stays inside its buffer");
+        assert!(at <= self.len && values.len() <= self.len - at, "a copy stays inside its buffer");
         self.context.bind()?;
         // SAFETY: both ranges are valid for the length, checked above.
         check("cuMemcpyHtoD", unsafe {
@@ -218,7 +243,7 @@ impl<T: Copy> Buffer<T> {
 
     /// Copies values out and waits.
     pub(crate) fn read(&self, at: usize, values: &mut [T]) -> Result<(), CudaError> {
-        assert!(at + values.len() <= self.len, "a copy stays inside its buffer");
+        assert!(at <= self.len && values.len() <= self.len - at, "a copy stays inside its buffer");
         self.context.bind()?;
         // SAFETY: both ranges are valid for the length, checked above.
         check("cuMemcpyDtoH", unsafe {
@@ -248,10 +273,10 @@ unsafe impl<T: Send> Send for Pinned<T> {}
 // SAFETY: shared references only read.
 unsafe impl<T: Sync> Sync for Pinned<T> {}
 
-impl<T: Copy> Pinned<T> {
+impl<T: Plain> Pinned<T> {
     pub(crate) fn zeroed(context: &Arc<Context>, len: usize) -> Result<Self, CudaError> {
         context.bind()?;
-        let bytes = (len * size_of::<T>()).max(16);
+        let bytes = bytes_of::<T>(len)?;
         let mut pointer = std::ptr::null_mut();
         // SAFETY: valid out pointer, context bound; freed in drop.
         check("cuMemHostAlloc", unsafe { sys::cuMemHostAlloc(&raw mut pointer, bytes, 0) })?;
@@ -261,7 +286,8 @@ impl<T: Copy> Pinned<T> {
     }
 
     pub(crate) fn slice(&self) -> &[T] {
-        // SAFETY: `len` initialised values; device writes are only outstanding inside executor calls, which wait.
+        // SAFETY: `len` initialised values; device writes are only outstanding inside executor calls, which wait, also when
+        // they fail ([`Settle`]).
         unsafe { std::slice::from_raw_parts(self.pointer, self.len) }
     }
 
@@ -283,11 +309,38 @@ impl<T> Drop for Pinned<T> {
 /// An ordered queue of device work.
 pub(crate) struct Stream {
     context: Arc<Context>,
+    queue: Arc<Queue>,
+}
+
+/// The driver's handle of a stream.
+struct Queue {
+    context: Arc<Context>,
     stream: sys::CUstream,
 }
 
 // SAFETY: a stream may be used from any thread; the executor is used by one at a time.
-unsafe impl Send for Stream {}
+unsafe impl Send for Queue {}
+// SAFETY: the driver's functions on a stream may be called from several threads.
+unsafe impl Sync for Queue {}
+
+impl Queue {
+    fn synchronize(&self) -> Result<(), CudaError> {
+        // SAFETY: the stream lives.
+        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.stream) })
+    }
+}
+
+/// Waits for the device when it is dropped, so that no copy is outstanding when a call ends early, by an error or a panic:
+/// the next one writes the same host memory.
+#[must_use = "it waits when it is dropped"]
+pub(crate) struct Settle(Arc<Queue>);
+
+impl Drop for Settle {
+    fn drop(&mut self) {
+        // After an error the context may be lost; then nothing is outstanding.
+        let _ = self.0.synchronize();
+    }
+}
 
 impl Stream {
     pub(crate) fn new(context: &Arc<Context>) -> Result<Self, CudaError> {
@@ -296,17 +349,22 @@ impl Stream {
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: valid out pointer, context bound; destroyed in drop.
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&raw mut stream, flags) })?;
-        Ok(Self { context: context.clone(), stream })
+        let queue = Arc::new(Queue { context: context.clone(), stream });
+        Ok(Self { context: context.clone(), queue })
     }
 
     /// Waits for all work.
     pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
-        // SAFETY: the stream lives.
-        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.stream) })
+        self.queue.synchronize()
+    }
+
+    /// Waits for all work when it is dropped, whatever happened before.
+    pub(crate) fn settle_at_end(&self) -> Settle {
+        Settle(Arc::clone(&self.queue))
     }
 
     /// Starts copying the first `count` values to the device.
-    pub(crate) fn upload<T: Copy>(
+    pub(crate) fn upload<T: Plain>(
         &self,
         from: &Pinned<T>,
         from_at: usize,
@@ -314,27 +372,29 @@ impl Stream {
         to_at: usize,
         count: usize,
     ) -> Result<(), CudaError> {
-        assert!(from_at + count <= from.len && to_at + count <= to.len, "a copy stays inside its buffers");
+        let inside = |at: usize, len: usize| at <= len && count <= len - at;
+        assert!(inside(from_at, from.len) && inside(to_at, to.len), "a copy stays inside its buffers");
         // SAFETY: ranges checked; the pinned memory is not written before the executor has waited for the stream.
         check("cuMemcpyHtoDAsync", unsafe {
             let source = from.pointer.add(from_at).cast::<c_void>();
-            sys::cuMemcpyHtoDAsync_v2(to.at(to_at), source, count * size_of::<T>(), self.stream)
+            sys::cuMemcpyHtoDAsync_v2(to.at(to_at), source, count * size_of::<T>(), self.queue.stream)
         })
     }
 
     /// Starts copying values `at .. at + count` to the same place on the host.
-    pub(crate) fn download<T: Copy>(
+    pub(crate) fn download<T: Plain>(
         &self,
         from: &Buffer<T>,
         to: &mut Pinned<T>,
         at: usize,
         count: usize,
     ) -> Result<(), CudaError> {
-        assert!(at + count <= from.len && at + count <= to.len, "a copy stays inside its buffers");
+        let inside = |len: usize| at <= len && count <= len - at;
+        assert!(inside(from.len) && inside(to.len), "a copy stays inside its buffers");
         // SAFETY: ranges checked; the pinned memory is not read before the executor has waited for the stream.
         check("cuMemcpyDtoHAsync", unsafe {
             let target = to.pointer.add(at).cast();
-            sys::cuMemcpyDtoHAsync_v2(target, from.at(at), count * size_of::<T>(), self.stream)
+            sys::cuMemcpyDtoHAsync_v2(target, from.at(at), count * size_of::<T>(), self.queue.stream)
         })
     }
 
@@ -368,7 +428,7 @@ impl Stream {
             blockDimY: 1,
             blockDimZ: 1,
             sharedMemBytes: shape.shared_bytes,
-            hStream: self.stream,
+            hStream: self.queue.stream,
             attrs: attributes.as_mut_ptr(),
             numAttrs: count as u32,
         };
@@ -389,12 +449,13 @@ impl Stream {
     pub(crate) fn capture(&self, work: impl FnOnce() -> Result<(), CudaError>) -> Result<Graph, CudaError> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream lives and is not capturing.
-        check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(self.stream, mode) })?;
+        check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(self.queue.stream, mode) })?;
         let worked = work();
         let mut graph = std::ptr::null_mut();
         // SAFETY: ends the capture begun above, whatever `work` said.
-        let ended =
-            check("cuStreamEndCapture", unsafe { sys::cuStreamEndCapture(self.stream, &raw mut graph) });
+        let ended = check("cuStreamEndCapture", unsafe {
+            sys::cuStreamEndCapture(self.queue.stream, &raw mut graph)
+        });
         worked?;
         ended?;
         let mut executable = std::ptr::null_mut();
@@ -410,14 +471,14 @@ impl Stream {
 
     pub(crate) fn replay(&self, graph: &Graph) -> Result<(), CudaError> {
         // SAFETY: both live; the buffers that the graph names belong to the executor that owns the graph.
-        check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(graph.executable, self.stream) })
+        check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(graph.executable, self.queue.stream) })
     }
 }
 
-impl Drop for Stream {
+impl Drop for Queue {
     fn drop(&mut self) {
         if self.context.bind().is_ok() {
-            // SAFETY: made in `new`, destroyed once.
+            // SAFETY: made in `Stream::new`, destroyed once.
             unsafe { sys::cuStreamDestroy_v2(self.stream) };
         }
     }

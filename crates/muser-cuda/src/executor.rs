@@ -21,6 +21,7 @@ use muser_model::{Draft, Geometry, Matrix, Model};
 mod drafting;
 
 use crate::CudaError;
+use crate::block_rows;
 use crate::draft::Drafter;
 use crate::driver::{Buffer, Context, Function, Graph, Launch, Module, Pinned, Stream};
 use crate::forward::{
@@ -277,6 +278,7 @@ impl CudaExecutor {
 
     fn run(&mut self, batch: &StepBatch, out: &mut StepOutput) -> Result<(), CudaError> {
         self.context.bind()?;
+        let _settle = self.stream.settle_at_end();
         let small = batch.rows().len() <= FEW_ROWS;
         self.make_room(batch, small)?;
         let data = if small { &mut self.small } else { &mut self.large };
@@ -537,6 +539,14 @@ impl Executor for CudaExecutor {
     fn export_block(&self, group: KvGroup, block: BlockId, dst: &mut [u8]) -> Result<(), ExecError> {
         let at = self.place(group, block, dst.len())?;
         self.pool(group).memory.read(at, dst).map_err(|e| self.fail(e))
+    }
+
+    fn clear_rows(&self, group: KvGroup, rows: usize, bytes: &mut [u8]) {
+        let of_group =
+            self.geometry.sliding.iter().filter(|sliding| **sliding == (group == KvGroup::Sliding));
+        let own = of_group.map(|_| self.geometry.kv_heads);
+        let draft = self.drafter.iter().filter(|_| group == KvGroup::Sliding).flat_map(Drafter::kv_heads);
+        block_rows::clear(bytes, rows, own.chain(draft));
     }
 
     fn import_block(&mut self, group: KvGroup, block: BlockId, src: &[u8]) -> Result<(), ExecError> {

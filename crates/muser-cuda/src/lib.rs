@@ -9,6 +9,7 @@
 //! `muser_backend::arith` exactly, so it equals the CPU backend bit for bit ([`selftest`] checks it); attention does with
 //! [`Attention::Exact`].
 
+mod block_rows;
 pub mod device;
 mod draft;
 mod driver;

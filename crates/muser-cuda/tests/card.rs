@@ -6,7 +6,8 @@ use std::path::Path;
 
 use muser_backend::Executor;
 use muser_backend::conformance::{
-    draft_invariance, draft_logits, import_continues, row_invariance, skipped_context_is_blank,
+    cleared_rows_tell_nothing, draft_invariance, draft_logits, import_continues, row_invariance,
+    skipped_context_is_blank,
 };
 use muser_cpu::{CpuExecutor, CpuOptions};
 use muser_cuda::{Attention, CudaExecutor, CudaOptions, device, selftest};
@@ -66,6 +67,20 @@ fn an_imported_prefix_continues_with_the_same_bits() {
     if card() {
         let model = tiny();
         import_continues(|| executor(&model), &model.geometry, 2, 700, 40);
+    }
+}
+
+#[test]
+fn what_leaves_the_card_holds_no_rows_of_another_sequence() {
+    if card() {
+        let model = tiny();
+        cleared_rows_tell_nothing(|| executor(&model), &model.geometry, 3, &[1, 100, 255, 259]);
+        cleared_rows_tell_nothing(
+            || drafting(&model, Attention::Fast),
+            &model.geometry,
+            4,
+            &[1, 100, 255, 259],
+        );
     }
 }
 

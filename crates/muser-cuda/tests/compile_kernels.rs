@@ -1,7 +1,7 @@
 //! Every kernel compiles for every architecture, without spilling registers, on a machine without a card.
 //!
-//! Needs NVRTC only (`pip install nvidia-cuda-nvrtc` into a virtual environment, or a CUDA toolkit); skipped loudly where
-//! there is none. Two architectures by default, all with `MUSER_TEST_LONG=1` or in CI.
+//! Needs NVRTC only (a CUDA toolkit, or the Python package `nvidia-cuda-nvrtc` with `MUSER_NVRTC_DIR` set to its folder);
+//! skipped loudly where there is none. Two architectures by default, all with `MUSER_TEST_LONG=1` or in CI.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -27,6 +27,7 @@ const KNOWN_SPILL_BYTES: u32 = 320;
 #[test]
 fn all_kernels_compile_for_all_architectures() {
     if let Err(error) = nvrtc::find() {
+        assert!(std::env::var_os(nvrtc::NVRTC_DIR_VAR).is_none(), "a compiler was named: {error}");
         eprintln!("SKIPPED: kernels are not compiled: {error}");
         return;
     }

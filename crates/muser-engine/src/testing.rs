@@ -460,6 +460,10 @@ impl Executor for ScriptedExecutor {
         Ok(())
     }
 
+    fn clear_rows(&self, _group: KvGroup, rows: usize, bytes: &mut [u8]) {
+        bytes[rows * 8..].fill(0);
+    }
+
     fn import_block(&mut self, group: KvGroup, block: BlockId, src: &[u8]) -> Result<(), ExecError> {
         let group = usize::from(group == KvGroup::Full);
         self.settle();

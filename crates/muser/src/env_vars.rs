@@ -21,6 +21,13 @@ pub const HF_TOKEN: &str = "HF_TOKEN";
 /// PEM file with certificate authorities to trust besides the built-in ones.
 pub const SSL_CERT_FILE: &str = "SSL_CERT_FILE";
 
+/// Folder that holds `libnvrtc`, CUDA's run-time compiler.
+#[cfg(test)]
+const MUSER_NVRTC_DIR: &str = "MUSER_NVRTC_DIR";
+/// Folder of compiled kernels.
+#[cfg(test)]
+const MUSER_CUDA_CACHE_DIR: &str = "MUSER_CUDA_CACHE_DIR";
+
 /// Name and meaning of each variable, for the reference.
 #[cfg(test)]
 pub const TABLE: &[(&str, &str)] = &[
@@ -34,6 +41,20 @@ pub const TABLE: &[(&str, &str)] = &[
     (HF_TOKEN, "The same; weaker than `MUSER_HUB_TOKEN`"),
     (SSL_CERT_FILE, "PEM file with certificate authorities to trust besides the built-in ones"),
     (NO_COLOR, "Set to anything: no colour"),
+    (
+        MUSER_NVRTC_DIR,
+        "Folder (absolute) that holds `libnvrtc`, CUDA's run-time compiler; without it `CUDA_HOME`, `CUDA_PATH` and \
+         `VIRTUAL_ENV` are looked at, then the program's own folder, `LD_LIBRARY_PATH` and the system's folders. A file \
+         or folder that another user could write is refused",
+    ),
+    (
+        MUSER_CUDA_CACHE_DIR,
+        "Folder (absolute) of compiled kernels (default `~/.cache/muser/cuda`); set to nothing: kernels are compiled anew",
+    ),
+    (
+        "MUSER_CPU",
+        "Instruction set of the CPU backend, such as `scalar` (default: the fastest that `muser doctor` lists)",
+    ),
 ];
 
 /// The folder of models, history and receipts; `None` when neither `MUSER_HOME` nor a home folder is known.

@@ -126,6 +126,17 @@ impl KvStore {
         Ok(())
     }
 
+    /// Zeroes the rows from `rows` on in the bytes of an exported block.
+    pub(super) fn clear_rows(&self, group: KvGroup, rows: usize, bytes: &mut [u8]) {
+        let mut rest = bytes;
+        for layer in self.group_layers(group) {
+            let row_bytes = self.shapes[layer].row_len() * self.kv_type.size();
+            let Some((block, behind)) = rest.split_at_mut_checked(BLOCK_LEN * row_bytes) else { return };
+            block[rows.min(BLOCK_LEN) * row_bytes..].fill(0);
+            rest = behind;
+        }
+    }
+
     pub(super) fn import(&mut self, group: KvGroup, block: BlockId, src: &[u8]) -> Result<(), ExecError> {
         self.check(group, block, src.len())?;
         let kv_type = self.kv_type;

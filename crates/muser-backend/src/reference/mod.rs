@@ -285,6 +285,10 @@ impl Executor for ReferenceExecutor {
         self.kv.export(group, block, dst)
     }
 
+    fn clear_rows(&self, group: KvGroup, rows: usize, bytes: &mut [u8]) {
+        self.kv.clear_rows(group, rows, bytes);
+    }
+
     fn import_block(&mut self, group: KvGroup, block: BlockId, src: &[u8]) -> Result<(), ExecError> {
         self.kv.import(group, block, src)
     }

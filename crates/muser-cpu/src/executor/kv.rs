@@ -218,9 +218,12 @@ impl KvStore {
         }
     }
 
-    /// Is V of a row all zeros, in the first head of a layer?
+    /// Is V of a row all zeros, in the first head of a layer? Not known, and so not said, of a block that is lent.
     pub(crate) fn is_zero_row(&self, layer: usize, block: BlockId, row: usize) -> bool {
         let LayerPlace { group, head_dim, .. } = self.places[layer];
+        if self.loans.is_lent(group, block) {
+            return false;
+        }
         let count = match group {
             KvGroup::Full => self.capacity.full,
             KvGroup::Sliding => self.capacity.sliding,
@@ -230,7 +233,8 @@ impl KvStore {
         }
         let view = self.view(layer, 0);
         let v = view.v.wrapping_add(block.0 as usize * view.block_stride + row * head_dim);
-        // SAFETY: block and row lie inside the buffer; steps write only while `self` is borrowed mutably elsewhere.
+        // SAFETY: block and row lie inside the buffer; steps write only while `self` is borrowed mutably elsewhere, and a
+        // block is lent only so: while `self` is borrowed here, this one stays with us.
         unsafe { std::slice::from_raw_parts(v, head_dim) }.iter().all(|&value| value == 0)
     }
 

@@ -126,6 +126,17 @@ fn rows_behind_the_end_of_an_exported_block_can_be_cleared() {
 }
 
 #[test]
+fn what_leaves_holds_no_rows_of_another_sequence() {
+    let model = tiny();
+    conformance::cleared_rows_tell_nothing(
+        || executor(&model, Isa::detect(), 2, Repack::Off),
+        &model.geometry,
+        9,
+        &[1, 100, 255, 259],
+    );
+}
+
+#[test]
 fn a_lent_block_is_the_borrowers_until_it_comes_back() {
     let model = tiny();
     let mut executor = executor(&model, Isa::detect(), 2, Repack::Off);

@@ -110,6 +110,11 @@ impl Drafter {
         self.rows.note_import(block, keys);
     }
 
+    /// K and V heads of each layer, in the order in which they lie in a block.
+    pub(crate) fn kv_heads(&self) -> impl Iterator<Item = usize> + '_ {
+        self.weights.layers.iter().map(|_| self.config.kv_width() / self.config.head_dim)
+    }
+
     /// What the engine may ask for.
     pub(crate) fn info(&self) -> DraftInfo {
         DraftInfo { max_proposals: self.config.max_draft(), window: self.config.window }

@@ -77,6 +77,7 @@ impl CudaExecutor {
         mut ids: Option<&mut Vec<Option<u32>>>,
     ) -> Result<(), CudaError> {
         self.context.bind()?;
+        let _settle = self.stream.settle_at_end();
         let vocab = self.geometry.vocab;
         match &mut ids {
             Some(ids) => ids.clear(),

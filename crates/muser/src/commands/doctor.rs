@@ -41,6 +41,8 @@ struct CudaReport {
     total_bytes: Option<u64>,
     /// Values of kernel results compared bit by bit with the scalar definition.
     self_test: Option<usize>,
+    /// The file that the run-time compiler was loaded from, and its version.
+    compiler: Option<String>,
     fault: Option<String>,
 }
 
@@ -110,7 +112,8 @@ impl CpuReport {
 
 impl CudaReport {
     fn none(fault: String) -> Self {
-        Self { device: None, free_bytes: None, total_bytes: None, self_test: None, fault: Some(fault) }
+        let (device, compiler) = (None, None);
+        Self { device, free_bytes: None, total_bytes: None, self_test: None, compiler, fault: Some(fault) }
     }
 
     #[cfg(not(feature = "cuda"))]
@@ -124,7 +127,11 @@ impl CudaReport {
             Ok(found) => found,
             Err(error) => return Self::none(error.to_string()),
         };
+        let version = found.compiler.as_ref().ok();
+        let compiler = found.compiler_path.as_ref().zip(version);
         let mut report = Self {
+            compiler: compiler
+                .map(|(path, (major, minor))| format!("NVRTC {major}.{minor} from {}", path.display())),
             device: Some(format!(
                 "{}, compute capability {}.{}",
                 found.name,
@@ -190,6 +197,9 @@ fn print(diagnosis: &Diagnosis, out: &mut impl std::io::Write) -> std::io::Resul
     line("instruction set", format!("{}: {}", diagnosis.cpu.instruction_set, diagnosis.cpu.why))?;
     line("supported", diagnosis.cpu.supported.join(", "))?;
     line("cuda", diagnosis.cuda.describe())?;
+    if let Some(compiler) = &diagnosis.cuda.compiler {
+        line("", format!("kernels are compiled by {compiler}"))?;
+    }
     let store = diagnosis.store.clone().unwrap_or_else(|| "no home folder is known".into());
     line("models", format!("{} in {store}, and the bundled one", diagnosis.models))?;
     for (index, ty) in diagnosis.self_test.iter().enumerate() {

@@ -456,6 +456,10 @@ impl Executor for StandIn {
         self.inner.export_block(group, block, dst)
     }
 
+    fn clear_rows(&self, group: KvGroup, rows: usize, bytes: &mut [u8]) {
+        self.inner.clear_rows(group, rows, bytes);
+    }
+
     fn import_block(&mut self, group: KvGroup, block: BlockId, src: &[u8]) -> Result<(), ExecError> {
         self.inner.import_block(group, block, src)
     }
