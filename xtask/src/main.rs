@@ -4,6 +4,7 @@
 
 mod bench_report;
 mod licences;
+mod test_report;
 mod tidy;
 
 use std::path::{Path, PathBuf};
@@ -12,7 +13,8 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
 
-/// Code behind features is linted and tested with everything else; `first-run` builds without.
+/// Code behind features is linted and tested with everything else; `first-run` builds without. Every step that compiles the
+/// workspace names the same features: with others the dependencies would be compiled again for that step alone.
 const FEATURES: &str = "--features=muser/object-store";
 
 /// A step of `ci`: its name, what it is for, and what it does.
@@ -84,6 +86,10 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
+fn target_dir() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
+}
+
 fn cargo(args: &[&str]) -> Result<()> {
     run(Command::new("cargo").args(args))
 }
@@ -103,17 +109,22 @@ fn has_nextest() -> bool {
 /// Tests through nextest where it is installed (faster, one process each), else through cargo's own runner.
 fn test() -> Result<()> {
     if has_nextest() {
-        cargo(&[
+        let result = cargo(&[
             "nextest",
             "run",
             "--workspace",
+            "--lib",
+            "--bins",
+            "--tests",
             FEATURES,
             "--locked",
             "--status-level",
             "slow",
             "--final-status-level",
             "slow",
-        ])
+        ]);
+        test_report::print(&target_dir().join("nextest/default/junit.xml"));
+        result
     } else {
         cargo(&["test", "--workspace", FEATURES, "--locked", "--quiet", "--lib", "--bins", "--tests"])
     }
@@ -121,9 +132,9 @@ fn test() -> Result<()> {
 
 fn doc() -> Result<()> {
     run(Command::new("cargo")
-        .args(["doc", "--workspace", "--no-deps", "--locked", "--quiet"])
+        .args(["doc", "--workspace", FEATURES, "--no-deps", "--locked", "--quiet"])
         .env("RUSTDOCFLAGS", "-D warnings"))?;
-    cargo(&["test", "--workspace", "--locked", "--quiet", "--doc"])
+    cargo(&["test", "--workspace", FEATURES, "--locked", "--quiet", "--doc"])
 }
 
 /// `cargo run --release -- run "…"` as a newcomer types it, but short.
