@@ -21,7 +21,11 @@
 //!
 //! [`exp`] is one sequence of roundings, and so are the functions made of it: [`sigmoid`], [`silu_times`], [`tanh`].
 //!
-//! So one row or many, one thread or many, and any instruction set give the same bits.
+//! Attention has a module of its own: [`attention`].
+//!
+//! So one row or many, one thread or many, any instruction set and any backend give the same bits.
+
+pub mod attention;
 
 /// Segment counts by what a matrix is for. They are part of the numeric route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -200,6 +204,18 @@ pub fn silu_times(gate: f32, up: f32) -> f32 {
 /// `1 - 2 / (exp(2 x) + 1)`: absolute error below 2e-7.
 pub fn tanh(x: f32) -> f32 {
     1.0 - 2.0 / (exp(x + x) + 1.0)
+}
+
+/// Adds 16 lanes as a tree: `l[i] + l[i + 8]`, `+ 4`, `+ 2`, `+ 1`.
+#[inline(always)]
+pub fn tree16(lanes: &[f32; 16]) -> f32 {
+    let mut l = *lanes;
+    for step in [8, 4, 2, 1] {
+        for i in 0..step {
+            l[i] += l[i + step];
+        }
+    }
+    l[0]
 }
 
 /// Rotation per position of each pair of a head: `theta^(-2 t / head_dim)` for `t` in `0..head_dim / 2`.
