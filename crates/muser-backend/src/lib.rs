@@ -10,6 +10,7 @@ pub mod conformance;
 mod draft;
 mod error;
 mod executor;
+pub mod kv_layout;
 mod reference;
 
 pub use batch::{Row, RowInput, RowWants, SeqRows, StepBatch, StepOutput, argmax, candidates};

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use muser_backend::{ExecutorInfo, KvType};
+use muser_backend::ExecutorInfo;
 use muser_gguf::{GgufFile, Value};
 use muser_kv::BLOCK_LEN;
 use muser_model::{Draft, Model};
@@ -79,7 +79,8 @@ pub fn identity_of(
         })
     };
     let bits = |value: f32| u64::from(value.to_bits());
-    let row_values = geometry.kv_heads * geometry.head_dim;
+    // Of K, or of V.
+    let row_bytes = geometry.kv_heads * info.kv_type.head_bytes(geometry.head_dim) / 2;
     let draft = draft
         .map(|(draft, root)| {
             Ok(DraftModel {
@@ -130,12 +131,9 @@ pub fn identity_of(
         draft,
         representation: Representation {
             route: info.route.clone(),
-            kv_type: match info.kv_type {
-                KvType::F16 => "f16".into(),
-                KvType::F32 => "f32".into(),
-            },
+            kv_type: info.kv_type.name().into(),
             layout: format!("{} blocks as the route exports them", info.backend),
-            row_bytes: small("row", row_values * info.kv_type.size())?,
+            row_bytes: small("row", row_bytes)?,
             full_block_bytes: small("full block", info.full_block_bytes)?,
             sliding_block_bytes: small("sliding block", info.sliding_block_bytes)?,
         },

@@ -63,6 +63,12 @@ impl Digits {
     }
 }
 
+/// The numeric route of every backend that computes all of [`crate::arith`]: equal names, equal bits. Its number rises when
+/// any bit of any result may change.
+pub fn route(kv: Digits) -> String {
+    format!("exact-1/kv{}", 8 * kv.count())
+}
+
 /// Multiplies a head by the Hadamard matrix of its length, in Sylvester's order: for `h` = 1, 2, 4, ... all pairs
 /// `(a, b) = (x[i], x[i + h])` become `(a + b, a - b)`; then every value times `1 / sqrt(len)`. A length that is no power
 /// of two is left as it is.
@@ -132,7 +138,8 @@ pub fn score_factor(head_dim: usize, kv: Digits) -> f32 {
     }
 }
 
-/// Coefficients of [`exp2`], from `r^5` down.
+/// Coefficients of [`exp2`], from `r^5` down: fitted together, so the second to last is near ln 2 and not it.
+#[allow(clippy::approx_constant, reason = "see above")]
 pub const EXP2: [f32; 6] = [1.3264725e-3, 9.671513e-3, 5.5507336e-2, 0.24022242, 0.693147, 1.0];
 
 /// `2^s` for `|s|` up to about 120; relative error 1e-7. `n = rint(s)`, `r = s - n`, a polynomial of degree 5 by `fma`, `n`

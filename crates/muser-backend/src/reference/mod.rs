@@ -39,7 +39,7 @@ impl ReferenceExecutor {
     /// An executor over `model` that stores K and V as `kv_type`.
     ///
     /// # Errors
-    /// [`ExecError::Unsupported`] names the first weight matrix whose type cannot be dequantised.
+    /// [`ExecError::Unsupported`] names the first weight matrix whose type cannot be dequantised, or a KV type of digits.
     pub fn new(model: Model, kv_type: KvType) -> Result<Self, ExecError> {
         let mut matrices = vec![&model.token_embd, &model.output];
         for l in &model.layers {
@@ -47,6 +47,10 @@ impl ReferenceExecutor {
             matrices.extend([&l.ffn_gate, &l.ffn_up, &l.ffn_down]);
         }
         check_types(&matrices)?;
+        if kv_type.digits().is_some() {
+            let what = format!("KV type {}: the reference computes in floats", kv_type.name());
+            return Err(ExecError::Unsupported { backend: "scalar", what });
+        }
         let g = &model.geometry;
         let shape = |sliding: &bool| LayerShape {
             heads: g.heads,
