@@ -134,7 +134,8 @@ fn measure(args: &BenchArgs, source: &ModelSource, console: &Console) -> Result<
 
     let kv_type = match info.kv_type {
         KvType::F32 => GgmlType::F32,
-        KvType::F16 => GgmlType::F16,
+        KvType::F16 | KvType::Int16 => GgmlType::F16,
+        KvType::Int8 => GgmlType::Q8_0,
     };
     // The middle of the timed positions stands for all of them.
     let cost = |depth: u32| {
