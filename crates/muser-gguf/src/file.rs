@@ -102,6 +102,11 @@ impl GgufFile {
         &self.shards[shard].path
     }
 
+    /// The file of the set that is mapped, whatever its path names by now; `None` for bytes that are in no file.
+    pub fn shard_file(&self, shard: usize) -> Option<&std::fs::File> {
+        self.shards[shard].file.as_ref()
+    }
+
     /// All bytes of one file of the set.
     pub fn shard_bytes(&self, shard: usize) -> &[u8] {
         &self.shards[shard].map

@@ -14,8 +14,8 @@ use memmap2::{Mmap, MmapMut};
 
 use crate::GgufError;
 
-/// Maps a whole regular file.
-pub(crate) fn map_file(path: &Path) -> Result<Mmap, GgufError> {
+/// Maps a whole regular file; the file itself tells later whether it has changed, whatever its name is by then.
+pub(crate) fn map_file(path: &Path) -> Result<(Mmap, File), GgufError> {
     let io = |source| GgufError::Io { path: path.display().to_string(), source };
     let invalid = |what: &str| GgufError::Invalid { path: path.display().to_string(), what: what.to_owned() };
     // Asked before opening, which would wait for a writer if this is a pipe.
@@ -31,7 +31,8 @@ pub(crate) fn map_file(path: &Path) -> Result<Mmap, GgufError> {
     }
     let file = File::open(path).map_err(io)?;
     // SAFETY: the map is read-only and private to `GgufFile`; the assumption about the file is in the module's text.
-    unsafe { Mmap::map(&file) }.map_err(io)
+    let map = unsafe { Mmap::map(&file) }.map_err(io)?;
+    Ok((map, file))
 }
 
 /// A page-aligned copy of `bytes`, so that files in memory look like mapped ones to the kernels.

@@ -3,6 +3,7 @@
 //! The first file has the metadata; each has some of the tensors and says which part it is (`split.no`, `split.count`).
 //! A set opens only if all parts are there and agree.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
@@ -20,18 +21,20 @@ pub(crate) struct Shard {
     /// Path, or what to call it.
     pub(crate) path: PathBuf,
     pub(crate) map: Mmap,
+    /// What is mapped, if it is a file.
+    pub(crate) file: Option<File>,
     pub(crate) header: Header,
 }
 
 impl Shard {
     pub(crate) fn open(path: &Path) -> Result<Shard, GgufError> {
-        let map = map_file(path)?;
-        Shard::parse(path.to_owned(), map)
+        let (map, file) = map_file(path)?;
+        Ok(Shard { file: Some(file), ..Shard::parse(path.to_owned(), map)? })
     }
 
     pub(crate) fn parse(path: PathBuf, map: Mmap) -> Result<Shard, GgufError> {
         match Header::parse(&map) {
-            Ok(header) => Ok(Shard { path, map, header }),
+            Ok(header) => Ok(Shard { path, map, file: None, header }),
             Err(what) => Err(GgufError::Invalid { path: path.display().to_string(), what }),
         }
     }

@@ -22,6 +22,7 @@ pub struct Counters {
     pub(crate) evicted_packs: AtomicU64,
     pub(crate) full: AtomicU64,
     pub(crate) failures: AtomicU64,
+    pub(crate) anchor_failures: AtomicU64,
     pub(crate) refusals: [AtomicU64; Refusal::NAMES.len()],
 }
 
@@ -56,6 +57,9 @@ pub struct CountersSnapshot {
     pub full: u64,
     /// Failures of the store itself.
     pub failures: u64,
+    /// How often what was seen of the catalog could not be remembered outside the store: until it can, an old copy of the
+    /// store would be believed at the next start.
+    pub anchor_failures: u64,
     /// Refusals by reason, in the order of [`Refusal::NAMES`].
     pub refusals: [u64; Refusal::NAMES.len()],
 }
@@ -79,6 +83,7 @@ impl Counters {
             evicted_packs: of(&self.evicted_packs),
             full: of(&self.full),
             failures: of(&self.failures),
+            anchor_failures: of(&self.anchor_failures),
             refusals: std::array::from_fn(|i| of(&self.refusals[i])),
         }
     }

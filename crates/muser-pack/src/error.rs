@@ -108,13 +108,28 @@ pub enum Refusal {
         index: u64,
     },
     /// The store as a whole is older than what was last seen of it.
-    #[error("the catalog has {found} records where {expected} had been seen: the store was rolled back")]
+    #[error(
+        "the catalog has {found} records where {expected} had been seen: the store was rolled back, or \
+             its catalog replaced; `muser pack accept` takes it as it is"
+    )]
     RolledBack {
         /// Records seen before.
         expected: u64,
         /// Records now.
         found: u64,
     },
+    /// The store has objects, or had a catalog, and has none now.
+    #[error(
+        "the catalog is missing or empty, and {objects} objects are there: nothing is found, written or deleted until \
+         `muser pack recover` has rebuilt it (or `muser pack accept` has taken an emptied store as new)"
+    )]
+    CatalogMissing {
+        /// Objects in the store.
+        objects: u64,
+    },
+    /// Another store than the one that was last seen in this place.
+    #[error("another store is in this place than was seen before; `muser pack accept` takes it as it is")]
+    UnknownStore,
     /// The pack was computed by something else.
     #[error("computed under another identity: {field} differs")]
     ForeignModel {
@@ -139,7 +154,7 @@ pub enum Refusal {
 
 impl Refusal {
     /// Every counter name, in the order of the counters.
-    pub const NAMES: [&'static str; 21] = [
+    pub const NAMES: [&'static str; 23] = [
         "not_a_pack",
         "version",
         "truncated",
@@ -161,7 +176,46 @@ impl Refusal {
         "missing_segment",
         "conflict",
         "old_revision",
+        "catalog_missing",
+        "unknown_store",
     ];
+
+    /// May a good object take the place of one that was refused for this? Also of one that this key can never read again.
+    pub(crate) fn may_be_replaced(&self) -> bool {
+        let never_again =
+            matches!(self, Self::RevokedKey { .. } | Self::EpochTooOld { .. } | Self::NotEncrypted);
+        never_again || self.is_of_the_bytes()
+    }
+
+    /// Is this a fault of the stored bytes themselves? Then they may be put aside or replaced. Otherwise they may be good:
+    /// for another key, epoch or version, or because nothing could be read.
+    pub(crate) fn is_of_the_bytes(&self) -> bool {
+        match self {
+            Self::NotAPack
+            | Self::Truncated { .. }
+            | Self::Trailing { .. }
+            | Self::Malformed { .. }
+            | Self::OverLimit { .. }
+            | Self::Header
+            | Self::Chunk { .. }
+            | Self::Swapped
+            | Self::Replayed
+            | Self::Conflict
+            | Self::OldRevision { .. } => true,
+            Self::Version { .. }
+            | Self::ForeignKey { .. }
+            | Self::RevokedKey { .. }
+            | Self::EpochTooOld { .. }
+            | Self::UnknownEpoch { .. }
+            | Self::NotEncrypted
+            | Self::Catalog { .. }
+            | Self::RolledBack { .. }
+            | Self::CatalogMissing { .. }
+            | Self::UnknownStore
+            | Self::ForeignModel { .. }
+            | Self::MissingSegment => false,
+        }
+    }
 
     /// Name for counters and logs.
     pub fn name(&self) -> &'static str {
@@ -192,6 +246,8 @@ impl Refusal {
             Self::MissingSegment => 18,
             Self::Conflict => 19,
             Self::OldRevision { .. } => 20,
+            Self::CatalogMissing { .. } => 21,
+            Self::UnknownStore => 22,
         }
     }
 }

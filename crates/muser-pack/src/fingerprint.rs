@@ -3,13 +3,15 @@
 //! Hashing gigabytes takes seconds, so the result is kept for files that have not changed since (same device, inode, size
 //! and both times). The record is authenticated: whoever can write files but has no key cannot claim another model.
 
+use std::fs::File;
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::SystemTime;
 
 use crate::encode::Writer;
 use crate::identity::Digest;
-use crate::keys::KeyRing;
+use crate::keys::{KeyRing, Secret};
 use crate::name::hex;
 
 /// A tensor as it lies in the file.
@@ -74,19 +76,29 @@ fn tensor_digest(tensor: &TensorBytes<'_>) -> Digest {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileStamp {
     encoded: Vec<u8>,
+    /// Sizes and modification times: what tells of content alone. (Renaming a file over this one changes its other times.)
+    content: Vec<(u64, Option<SystemTime>)>,
 }
 
 impl FileStamp {
-    /// Looks at the files of a model, in order.
-    pub fn of(paths: &[&Path]) -> std::io::Result<Self> {
+    /// Looks at the opened files of a model, in order: what is mapped may have another name by now, and its name may be
+    /// another file's.
+    pub fn of(files: &[&File]) -> std::io::Result<Self> {
         let mut writer = Writer::for_domain("muser file stamp");
-        writer.u32(paths.len() as u32);
-        for path in paths {
-            let meta = std::fs::metadata(path)?;
+        writer.u32(files.len() as u32);
+        let mut content = Vec::with_capacity(files.len());
+        for file in files {
+            let meta = file.metadata()?;
             writer.u64(meta.len());
             stamp(&mut writer, &meta);
+            content.push((meta.len(), meta.modified().ok()));
         }
-        Ok(Self { encoded: writer.into_bytes() })
+        Ok(Self { encoded: writer.into_bytes(), content })
+    }
+
+    /// Has nobody written to the files between these two looks?
+    pub fn has_the_content_of(&self, earlier: &Self) -> bool {
+        self.content == earlier.content
     }
 }
 
@@ -112,13 +124,14 @@ fn stamp(writer: &mut Writer, meta: &std::fs::Metadata) {
 #[derive(Clone, Debug)]
 pub struct FingerprintCache {
     dir: PathBuf,
-    key: [u8; 32],
+    key: Secret,
 }
 
 impl FingerprintCache {
     /// The cache in a folder, which is created with the first entry.
     pub fn new(dir: impl Into<PathBuf>, keys: &KeyRing) -> Self {
         let key = blake3::derive_key("muser pack v1 fingerprint cache", keys.namespace_key());
+        let key = zeroize::Zeroizing::new(key);
         Self { dir: dir.into(), key }
     }
 
@@ -135,7 +148,8 @@ impl FingerprintCache {
         std::fs::create_dir_all(&self.dir)?;
         let path = self.path(stamp);
         let partial = path.with_extension(format!("partial-{}", std::process::id()));
-        let mut file = std::fs::File::create(&partial)?;
+        let _ = std::fs::remove_file(&partial);
+        let mut file = File::create_new(&partial)?;
         file.write_all(&root.0)?;
         file.write_all(self.code(stamp, &root.0).as_bytes())?;
         std::fs::rename(partial, path)

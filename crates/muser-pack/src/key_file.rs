@@ -9,10 +9,11 @@
 //!  20  4  zeros
 //! ```
 //!
-//! Everything is checked on the opened descriptor, so nothing can be put in the file's place between check and use.
+//! Everything is checked on the opened descriptor, and what is overwritten after a revocation is that same file, so nothing
+//! can be put in its place between check and use.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{Read as _, Write as _};
+use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 
 use zeroize::Zeroizing;
@@ -25,6 +26,8 @@ use crate::{PackError, Refusal};
 const MAGIC: &[u8; 8] = b"MUSRKEYS";
 const VERSION: u16 = 1;
 const EPOCH_BYTES: usize = 48;
+/// How often a file may be replaced while it is read.
+const REPLACED_TRIES: usize = 8;
 const MAX_BYTES: usize = 56 + MAX_EPOCHS * EPOCH_BYTES + 32;
 
 /// Functions on key files.
@@ -43,24 +46,23 @@ impl KeyFile {
     /// [`PackError::KeyFile`] unless it is a regular file (no link), belongs to the caller, nobody else may read it, and
     /// it is whole.
     pub fn open(path: &Path) -> Result<KeyRing, PackError> {
-        let refuse = |reason: String| PackError::KeyFile { path: path.to_owned(), reason };
-        let mut options = OpenOptions::new();
-        options.read(true);
-        #[cfg(unix)]
-        {
-            let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
-            std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, flags.bits() as i32);
+        // A file that was replaced and wiped between being opened and being read is the old one: the new one is read.
+        for _ in 0..REPLACED_TRIES {
+            let mut file = open_checked(path, false)?;
+            match read(path, &mut file) {
+                Err(_) if KeyStamp::of(path)? != KeyStamp::of_file(path, &file)? => {}
+                read => return read,
+            }
         }
-        let mut file = options.open(path).map_err(|error| refuse(open_failure(&error)))?;
-        let meta = file.metadata().map_err(|error| refuse(error.to_string()))?;
-        check_owner(&meta).map_err(refuse)?;
-        let len = meta.len();
-        if len > MAX_BYTES as u64 {
-            return Err(refuse(format!("it has {len} bytes, at most {MAX_BYTES} expected")));
-        }
-        let mut bytes = Zeroizing::new(vec![0; len as usize]);
-        file.read_exact(&mut bytes).map_err(|error| refuse(error.to_string()))?;
-        decode(&bytes).map_err(|reason| refuse(reason.to_string()))
+        Err(PackError::KeyFile { path: path.to_owned(), reason: "it is replaced all the time".into() })
+    }
+
+    /// Writes keys into a new file: those of a bundle, for whoever gets it.
+    ///
+    /// # Errors
+    /// If there is a file of this name, or it cannot be written.
+    pub fn create(path: &Path, keys: &KeyRing) -> Result<(), PackError> {
+        write_new(path, keys)
     }
 
     /// Reads a key file, or makes one with fresh secrets.
@@ -72,6 +74,8 @@ impl KeyFile {
         }
         let folder = folder(path);
         create_private_dir(folder)?;
+        let _lock = lock(path)?;
+        remove_partials(path)?;
         let partial = partial(path);
         write_new(&partial, &KeyRing::generate()?)?;
         // A link never replaces: of two processes that start together one wins, and both use its key.
@@ -86,30 +90,148 @@ impl KeyFile {
     }
 
     /// Changes a key file: [`KeyRing::rotate`], [`KeyRing::revoke`], [`KeyRing::set_minimum_epoch`]. The new content
-    /// replaces the old in one step; then the old bytes are overwritten, as far as the file system lets them be.
+    /// replaces the old in one step. If a secret was dropped, the old bytes are then overwritten, as far as the file system
+    /// lets them be.
+    ///
+    /// # Errors
+    /// [`PackError::KeyFile`] also if a secret is to be dropped and the file has a second name, under which it would live on.
     pub fn update<T>(
         path: &Path,
         change: impl FnOnce(&mut KeyRing) -> Result<T, PackError>,
     ) -> Result<(KeyRing, T), PackError> {
-        let lock_path = path.with_extension("lock");
-        let lock = private().write(true).create(true).truncate(false).open(&lock_path);
-        let lock = lock.map_err(|error| PackError::io("open", &lock_path, error))?;
-        lock.lock().map_err(|error| PackError::io("lock", &lock_path, error))?;
-        let mut keys = Self::open(path)?;
+        let _lock = lock(path)?;
+        remove_partials(path)?;
+        // The descriptor that was checked and read is the one that is overwritten, whatever its name is by then.
+        let mut old = open_checked(path, true)?;
+        let mut keys = read(path, &mut old)?;
+        let secrets = |keys: &KeyRing| keys.epochs.iter().filter(|epoch| epoch.secret.is_some()).count();
+        let before = secrets(&keys);
         let outcome = change(&mut keys)?;
+        let dropped = secrets(&keys) < before;
+        let meta = old.metadata().map_err(|error| PackError::io("look at", path, error))?;
+        if dropped && links(&meta) > 1 {
+            let reason =
+                "it has a second name (a hard link), under which the revoked secret would live on".into();
+            return Err(PackError::KeyFile { path: path.to_owned(), reason });
+        }
         let partial = partial(path);
-        write_new(&partial, &keys)?;
-        let old = OpenOptions::new().write(true).open(path);
-        fs::rename(&partial, path).map_err(|error| PackError::io("replace", path, error))?;
+        let replaced = write_new(&partial, &keys)
+            .and_then(|()| fs::rename(&partial, path).map_err(|error| PackError::io("replace", path, error)));
+        if replaced.is_err() {
+            let _ = fs::remove_file(&partial);
+        }
+        replaced?;
         sync_dir(folder(path))?;
-        if let Ok(mut old) = old
-            && let Ok(meta) = old.metadata()
-        {
+        if dropped {
             let zeros = vec![0; meta.len() as usize];
-            let _ = old.write_all(&zeros).and_then(|()| old.sync_data());
+            let wiped = old
+                .seek(SeekFrom::Start(0))
+                .and_then(|_| old.write_all(&zeros))
+                .and_then(|()| old.sync_data());
+            wiped.map_err(|error| PackError::io("overwrite the replaced", path, error))?;
         }
         Ok((keys, outcome))
     }
+}
+
+/// What tells whether a key file has changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyStamp {
+    file: (u64, u64),
+    bytes: u64,
+    changed_ns: (i128, i128),
+}
+
+impl KeyStamp {
+    /// Looks at the file of this name.
+    pub fn of(path: &Path) -> Result<Self, PackError> {
+        let failed = |error| PackError::io("look at", path, error);
+        Ok(Self::of_meta(&fs::symlink_metadata(path).map_err(failed)?))
+    }
+
+    fn of_file(path: &Path, file: &File) -> Result<Self, PackError> {
+        Ok(Self::of_meta(&file.metadata().map_err(|error| PackError::io("look at", path, error))?))
+    }
+
+    #[cfg(unix)]
+    fn of_meta(meta: &fs::Metadata) -> Self {
+        use std::os::unix::fs::MetadataExt as _;
+        let ns = |seconds: i64, ns: i64| i128::from(seconds) * 1_000_000_000 + i128::from(ns);
+        Self {
+            file: (meta.dev(), meta.ino()),
+            bytes: meta.len(),
+            changed_ns: (ns(meta.mtime(), meta.mtime_nsec()), ns(meta.ctime(), meta.ctime_nsec())),
+        }
+    }
+
+    #[cfg(not(unix))]
+    fn of_meta(meta: &fs::Metadata) -> Self {
+        let changed = meta.modified().ok().and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
+        Self {
+            file: (0, 0),
+            bytes: meta.len(),
+            changed_ns: (changed.map_or(0, |time| time.as_nanos() as i128), 0),
+        }
+    }
+}
+
+/// Opens a key file, and refuses it unless it is a regular file (no link) of the caller's that nobody else may read.
+fn open_checked(path: &Path, write: bool) -> Result<File, PackError> {
+    let refuse = |reason: String| PackError::KeyFile { path: path.to_owned(), reason };
+    let mut options = OpenOptions::new();
+    options.read(true).write(write);
+    #[cfg(unix)]
+    {
+        let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
+        std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, flags.bits() as i32);
+    }
+    let file = options.open(path).map_err(|error| refuse(open_failure(&error)))?;
+    let meta = file.metadata().map_err(|error| refuse(error.to_string()))?;
+    check_owner(&meta).map_err(refuse)?;
+    Ok(file)
+}
+
+fn read(path: &Path, file: &mut File) -> Result<KeyRing, PackError> {
+    let refuse = |reason: String| PackError::KeyFile { path: path.to_owned(), reason };
+    let len = file.metadata().map_err(|error| refuse(error.to_string()))?.len();
+    if len > MAX_BYTES as u64 {
+        return Err(refuse(format!("it has {len} bytes, at most {MAX_BYTES} expected")));
+    }
+    let mut bytes = Zeroizing::new(vec![0; len as usize]);
+    file.read_exact(&mut bytes).map_err(|error| refuse(error.to_string()))?;
+    decode(&bytes).map_err(|reason| refuse(reason.to_string()))
+}
+
+/// One process at a time makes or changes a key file.
+fn lock(path: &Path) -> Result<File, PackError> {
+    let lock_path = path.with_extension("lock");
+    let lock = private().write(true).create(true).truncate(false).open(&lock_path);
+    let lock = lock.map_err(|error| PackError::io("open", &lock_path, error))?;
+    lock.lock().map_err(|error| PackError::io("lock", &lock_path, error))?;
+    Ok(lock)
+}
+
+/// Removes what a killed process left half written: it holds all secrets. The caller has the lock.
+fn remove_partials(path: &Path) -> Result<(), PackError> {
+    let Some(stem) = path.file_stem().and_then(|stem| stem.to_str()) else { return Ok(()) };
+    let folder = folder(path);
+    let Ok(entries) = fs::read_dir(folder) else { return Ok(()) };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let middle =
+            name.to_str().and_then(|name| name.strip_prefix(stem)?.strip_prefix('.')?.strip_suffix(".new"));
+        let numbers = middle.and_then(|middle| middle.split_once('-'));
+        let ours = numbers.is_some_and(|(process, time)| {
+            [process, time]
+                .iter()
+                .all(|part| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()))
+        });
+        if ours {
+            let left = entry.path();
+            fs::remove_file(&left).map_err(|error| PackError::io("remove the unfinished", left, error))?;
+        }
+    }
+    Ok(())
 }
 
 fn encode(keys: &KeyRing) -> Zeroizing<Vec<u8>> {
@@ -154,7 +276,8 @@ fn decode(bytes: &[u8]) -> Result<KeyRing, Refusal> {
         return Err(malformed("epochs", u64::from(count)));
     }
     let base: Secret = Zeroizing::new(of.array()?);
-    let mut epochs: Vec<Epoch> = Vec::new();
+    // Room for all at once: a growing list would leave copies of secrets behind.
+    let mut epochs: Vec<Epoch> = Vec::with_capacity(count as usize);
     for _ in 0..count {
         let number = of.u32()?;
         if epochs.last().is_some_and(|last| last.number >= number) {
@@ -217,6 +340,16 @@ fn open_failure(error: &std::io::Error) -> String {
         return "it is a symbolic link, a regular file is expected".into();
     }
     error.to_string()
+}
+
+#[cfg(unix)]
+fn links(meta: &fs::Metadata) -> u64 {
+    std::os::unix::fs::MetadataExt::nlink(meta)
+}
+
+#[cfg(not(unix))]
+fn links(_: &fs::Metadata) -> u64 {
+    1
 }
 
 #[cfg(unix)]

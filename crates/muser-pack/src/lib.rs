@@ -36,11 +36,11 @@ pub use fingerprint::{FileStamp, FingerprintCache, TensorBytes, WeightsRoot};
 pub use identity::{
     Adapter, Digest, DraftModel, Geometry, Identity, LayerKind, Media, Positions, Representation,
 };
-pub use key_file::KeyFile;
+pub use key_file::{KeyFile, KeyStamp};
 pub use keys::{EpochInfo, KeyRing, MAX_EPOCHS};
 pub use library::{
-    Fetch, Library, LibraryOptions, PackInfo, Place, Plan, Publication, Published, RecordInfo, RestoreLimits,
-    Scope, Segment, VerifyReport, Wanted,
+    Fetch, Library, LibraryOptions, PackInfo, Place, Plan, Publication, Published, RecordInfo, Recovered,
+    RestoreLimits, Scope, Segment, VerifyReport, Wanted,
 };
 pub use manifest::{ChainKey, MAX_POSITIONS};
 pub use name::{Area, ObjectName, PackId, SegmentId};

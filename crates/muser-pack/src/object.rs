@@ -253,6 +253,11 @@ pub(crate) struct SealedObject {
 }
 
 impl SealedObject {
+    /// Bytes on disk.
+    pub(crate) fn bytes(&self) -> u64 {
+        (self.header.len() + self.body.len()) as u64
+    }
+
     /// The header's code, which stands for every byte on disk.
     pub(crate) fn storage_digest(&self) -> [u8; 32] {
         let mut mac = [0; MAC];
@@ -418,11 +423,6 @@ impl OpenedObject {
     /// Bytes on disk.
     pub(crate) fn bytes(&self) -> u64 {
         self.header.header_bytes() as u64 + self.header.payload_bytes
-    }
-
-    /// Reads bytes as they lie on disk, unchecked: to copy them.
-    pub(crate) fn read_raw(&self, offset: u64, out: &mut [u8]) -> Result<(), PackError> {
-        self.file.read_at(offset, out)
     }
 
     /// Reads the whole payload, which is at most the limit of its kind.

@@ -277,7 +277,7 @@ fn key_files_are_private_regular_and_whole() {
     assert_eq!(mode(path.parent().expect("a folder")), 0o700);
     assert_eq!(KeyFile::open_or_create(&path).expect("opened").id(), keys.id());
     let leftovers = std::fs::read_dir(path.parent().expect("a folder")).expect("list").count();
-    assert_eq!(leftovers, 1);
+    assert_eq!(leftovers, 2, "the key and its lock");
     fn refused(path: &Path, expected: &str) {
         let error = KeyFile::open(path).expect_err(expected).to_string();
         assert!(error.contains(expected), "{error}");
@@ -357,11 +357,14 @@ fn remembered_fingerprints_are_those_of_unchanged_files() {
     let model = folder.path().join("model");
     std::fs::write(&model, b"one").expect("write");
     let cache = FingerprintCache::new(folder.path().join("cache"), &keys);
-    let stamp = FileStamp::of(&[&model]).expect("a stamp");
+    let stamp = FileStamp::of(&[&std::fs::File::open(&model).expect("opened")]).expect("a stamp");
     assert_eq!(cache.get(&stamp), None);
     let root = WeightsRoot([7; 32]);
     cache.put(&stamp, root).expect("put");
-    assert_eq!(cache.get(&FileStamp::of(&[&model]).expect("a stamp")), Some(root));
+    assert_eq!(
+        cache.get(&FileStamp::of(&[&std::fs::File::open(&model).expect("opened")]).expect("a stamp")),
+        Some(root)
+    );
     let other = FingerprintCache::new(folder.path().join("cache"), &KeyRing::generate().expect("random"));
     assert_eq!(other.get(&stamp), None);
     for entry in std::fs::read_dir(folder.path().join("cache")).expect("list") {
@@ -373,7 +376,7 @@ fn remembered_fingerprints_are_those_of_unchanged_files() {
     assert_eq!(cache.get(&stamp), None, "a changed record is believed");
     std::thread::sleep(std::time::Duration::from_millis(20));
     std::fs::write(&model, b"two").expect("write");
-    assert_ne!(FileStamp::of(&[&model]).expect("a stamp"), stamp);
+    assert_ne!(FileStamp::of(&[&std::fs::File::open(&model).expect("opened")]).expect("a stamp"), stamp);
 }
 
 /// The table of what is met names every requirement once, and tests that exist.
@@ -428,4 +431,90 @@ fn the_status_page_is_complete_and_names_tests_that_exist() {
             assert!(exists, "{id} names {test}, which does not exist");
         }
     }
+}
+
+#[cfg(unix)]
+#[test]
+fn what_a_killed_writer_of_keys_left_is_removed_and_only_that() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("packs.key");
+    let keys = KeyFile::open_or_create(&path).expect("created");
+    let left = folder.path().join("packs.1234-5678.new");
+    let others = ["packs.notes.new", "packs.12-x.new", "other.1-2.new", "packs.new"]
+        .map(|name| folder.path().join(name));
+    for place in others.iter().chain([&left]) {
+        std::fs::write(place, "secrets").expect("written");
+    }
+    KeyFile::update(&path, KeyRing::rotate).expect("rotated");
+    assert!(!left.exists(), "a copy of all secrets is left");
+    assert!(others.iter().all(|place| place.exists()));
+    // Also when a key is made, and a change that fails leaves nothing.
+    std::fs::write(&left, "secrets").expect("written");
+    std::fs::rename(&path, folder.path().join("aside")).expect("renamed");
+    assert_ne!(KeyFile::open_or_create(&path).expect("created").id(), keys.id());
+    assert!(!left.exists());
+    KeyFile::update(&path, |keys| keys.revoke(99)).expect_err("there is no such epoch");
+    let new = std::fs::read_dir(folder.path())
+        .expect("list")
+        .flatten()
+        .filter(|entry| entry.file_name().to_string_lossy().ends_with(".new"));
+    assert_eq!(new.count(), others.len());
+}
+
+#[cfg(unix)]
+#[test]
+fn only_the_file_that_was_read_is_overwritten_and_only_after_a_revocation() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("packs.key");
+    KeyFile::open_or_create(&path).expect("created");
+    let backup = folder.path().join("backup");
+    // A rotation drops no secret: a second name of the old file goes on being a backup.
+    std::fs::hard_link(&path, &backup).expect("linked");
+    let before = std::fs::read(&backup).expect("read");
+    KeyFile::update(&path, KeyRing::rotate).expect("rotated");
+    assert_eq!(std::fs::read(&backup).expect("read"), before);
+    // A revocation would leave its secret there, and says so.
+    std::fs::remove_file(&backup).expect("removed");
+    std::fs::hard_link(&path, &backup).expect("linked");
+    let error = KeyFile::update(&path, |keys| keys.revoke(1)).expect_err("two names").to_string();
+    assert!(error.contains("second name"), "{error}");
+    assert!(!KeyFile::open(&path).expect("unchanged").epochs()[0].revoked);
+    std::fs::remove_file(&backup).expect("removed");
+    // Whoever swaps the name meanwhile does not get another file overwritten.
+    let victim = folder.path().join("victim");
+    std::fs::write(&victim, "precious").expect("written");
+    let mut old = std::fs::File::open(&path).expect("opened");
+    KeyFile::update(&path, |keys| {
+        std::fs::rename(&path, folder.path().join("moved")).expect("renamed");
+        std::os::unix::fs::symlink(&victim, &path).expect("linked");
+        keys.revoke(1)
+    })
+    .expect("revoked");
+    assert_eq!(std::fs::read_to_string(&victim).expect("read"), "precious");
+    let mut bytes = Vec::new();
+    std::io::Read::read_to_end(&mut old, &mut bytes).expect("read");
+    assert!(!bytes.is_empty() && bytes.iter().all(|&byte| byte == 0), "the old secret is still there");
+}
+
+#[cfg(unix)]
+#[test]
+fn keys_are_read_whole_while_they_are_revoked() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("packs.key");
+    let id = KeyFile::open_or_create(&path).expect("created").id();
+    let over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !over.load(std::sync::atomic::Ordering::SeqCst) {
+                    assert_eq!(KeyFile::open(&path).expect("whole at every moment").id(), id);
+                }
+            });
+        }
+        for epoch in 1..60 {
+            KeyFile::update(&path, KeyRing::rotate).expect("rotated");
+            KeyFile::update(&path, |keys| keys.revoke(epoch)).expect("revoked");
+        }
+        over.store(true, std::sync::atomic::Ordering::SeqCst);
+    });
 }

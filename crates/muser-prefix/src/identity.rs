@@ -1,6 +1,6 @@
 //! The identity of what an engine computes, taken from the loaded artifacts and from nothing else.
 
-use std::path::Path;
+use std::fs::File;
 
 use muser_backend::ExecutorInfo;
 use muser_gguf::{GgufFile, Value};
@@ -27,6 +27,29 @@ pub enum IdentityError {
     },
 }
 
+/// The files that a model's weights are mapped from, and what they were like when this was made.
+#[derive(Debug)]
+pub struct WeightsFiles {
+    files: Vec<File>,
+    stamp: FileStamp,
+}
+
+impl WeightsFiles {
+    /// The files of `file`; `None` for bytes that are in none.
+    pub fn of(file: &GgufFile) -> Option<Self> {
+        let shards = (0..file.shard_count()).map(|shard| file.shard_file(shard)?.try_clone().ok());
+        let files: Vec<File> = shards.collect::<Option<_>>()?;
+        let stamp = FileStamp::of(&files.iter().collect::<Vec<_>>()).ok()?;
+        Some(Self { files, stamp })
+    }
+
+    /// Has nobody written to them since? What is computed from changed weights belongs to no identity.
+    pub fn are_unchanged(&self) -> bool {
+        let now = FileStamp::of(&self.files.iter().collect::<Vec<_>>());
+        now.is_ok_and(|now| now.has_the_content_of(&self.stamp))
+    }
+}
+
 /// The root over a file's tensors: from the cache if the file has not changed since it was hashed, else computed with
 /// `threads` threads. `hashing` hears of the bytes about to be hashed.
 pub fn weights_root(
@@ -35,9 +58,8 @@ pub fn weights_root(
     threads: usize,
     hashing: impl FnOnce(u64),
 ) -> WeightsRoot {
-    let paths: Vec<&Path> = (0..file.shard_count()).map(|shard| file.shard_path(shard)).collect();
-    // A model inside the executable has no file and is small.
-    let stamp = FileStamp::of(&paths).ok();
+    // Of what is mapped, not of what has its name by now. A model inside the executable has no file and is small.
+    let stamp = WeightsFiles::of(file).map(|files| files.stamp);
     let known = cache.zip(stamp.as_ref()).and_then(|(cache, stamp)| cache.get(stamp));
     if let Some(root) = known {
         return root;
@@ -54,7 +76,10 @@ pub fn weights_root(
         .collect();
     hashing(tensors.iter().map(|tensor| tensor.bytes.len() as u64).sum());
     let root = WeightsRoot::of(&tensors, threads);
+    // What changed while it was hashed has no root.
+    let after = WeightsFiles::of(file).map(|files| files.stamp);
     if let Some((cache, stamp)) = cache.zip(stamp)
+        && after.as_ref() == Some(&stamp)
         && let Err(error) = cache.put(&stamp, root)
     {
         tracing::warn!("the model's fingerprint is not remembered: {error}");
@@ -184,4 +209,51 @@ fn digest(what: &str, parts: &[&[u8]]) -> Digest {
         hasher.update(&(part.len() as u64).to_le_bytes()).update(part);
     }
     *hasher.finalize().as_bytes()
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::path::Path;
+
+    use muser_pack::KeyRing;
+
+    use super::*;
+
+    fn open(path: &Path) -> GgufFile {
+        GgufFile::open(path).expect("a model")
+    }
+
+    #[test]
+    fn a_root_is_that_of_the_mapped_file_whatever_has_its_name_by_now() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let bundled = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/muse-tiny-Q4_K_M.gguf");
+        let (path, next) = (folder.path().join("model.gguf"), folder.path().join("next"));
+        std::fs::copy(&bundled, &path).expect("copied");
+        // Another revision with the same header: one weight differs.
+        let mut bytes = std::fs::read(&bundled).expect("read");
+        let last = bytes.len() - 1;
+        bytes[last] ^= 1;
+        std::fs::write(&next, bytes).expect("written");
+        let cache = FingerprintCache::new(folder.path().join("cache"), &KeyRing::generate().expect("random"));
+        let loaded = open(&path);
+        let files = WeightsFiles::of(&loaded).expect("it is a file");
+        // Between loading and hashing somebody pulls the other one.
+        std::fs::rename(&next, &path).expect("renamed");
+        let first = weights_root(&loaded, Some(&cache), 1, |_| {});
+        assert_eq!(first, weights_root(&open(&bundled), None, 1, |_| {}));
+        assert!(files.are_unchanged(), "another file has its name; the mapped one is as it was");
+        let second = weights_root(&open(&path), Some(&cache), 1, |_| {});
+        assert_ne!(first, second, "the other revision was taken for the first");
+        // The root of each is remembered as its own.
+        assert_eq!(weights_root(&loaded, Some(&cache), 1, |_| panic!("hashed again")), first);
+        assert_eq!(weights_root(&open(&path), Some(&cache), 1, |_| panic!("hashed again")), second);
+        // Written to in place: what is computed from now on belongs to nobody.
+        let now = open(&path);
+        let files = WeightsFiles::of(&now).expect("it is a file");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        let mut file = std::fs::OpenOptions::new().write(true).open(&path).expect("opened");
+        std::io::Seek::seek(&mut file, std::io::SeekFrom::End(-1)).expect("seek");
+        std::io::Write::write_all(&mut file, &[7]).expect("written");
+        assert!(!files.are_unchanged());
+    }
 }

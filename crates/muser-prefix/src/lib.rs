@@ -21,5 +21,5 @@ mod queue;
 mod source;
 
 pub use figures::PackFigures;
-pub use identity::{IdentityError, identity_of, weights_root};
+pub use identity::{IdentityError, WeightsFiles, identity_of, weights_root};
 pub use source::{PackOptions, PackSource, PackUse};

@@ -2,7 +2,6 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use muser_engine::{Delivery, Found, PrefixQuery, RestoreFailure, StoredPrefix};
@@ -29,6 +28,8 @@ fn answer(shared: &Arc<Shared>, query: PrefixQuery) {
         return;
     }
     let units = query.units();
+    // Another process may have published it.
+    shared.library.keep_up();
     let plan = shared.library.longest(&shared.scope, units, units.len(), false);
     let known = query.known();
     let keys = shared.scope.chain(&units[..units.len() / BLOCK_LEN * BLOCK_LEN]);
@@ -37,9 +38,6 @@ fn answer(shared: &Arc<Shared>, query: PrefixQuery) {
     // could not resume.
     let further = stored.iter().skip(known / BLOCK_LEN).any(|(full, _)| *full)
         || plan.as_ref().is_some_and(|plan| plan.positions > known);
-    if plan.as_ref().is_none_or(|plan| plan.positions + BLOCK_LEN <= units.len()) {
-        shared.wants_refresh.store(true, Relaxed);
-    }
     let found: Found = further.then(|| {
         let prefix: Arc<dyn StoredPrefix> =
             Arc::new(PackedPrefix { shared: Arc::clone(shared), keys, stored, plan });

@@ -14,8 +14,6 @@ use crate::source::Shared;
 
 /// A rest is looked at this often: it ends early when the engine has nothing to do.
 const NAP: Duration = Duration::from_millis(10);
-/// Seconds between two looks at what other processes have published.
-const REFRESH: Duration = Duration::from_secs(2);
 
 /// How a publication ended.
 enum End {
@@ -28,15 +26,7 @@ enum End {
 /// Publishes until the queue closes.
 pub(crate) fn run(shared: &Arc<Shared>) {
     let mut buffer = Vec::new();
-    let mut refreshed = Instant::now();
-    loop {
-        if shared.wants_refresh.swap(false, Relaxed) && refreshed.elapsed() > REFRESH {
-            if let Err(error) = shared.library.refresh() {
-                tracing::warn!(reason = error.counter_name(), "the pack store cannot be looked at: {error}");
-            }
-            refreshed = Instant::now();
-        }
-        let Some(offer) = shared.offers.take() else { return };
+    while let Some(offer) = shared.offers.take() {
         let began = Instant::now();
         let end = catch_unwind(AssertUnwindSafe(|| publish(shared, &offer, &mut buffer)));
         let counters = &shared.counters;
@@ -89,6 +79,12 @@ fn publish(shared: &Shared, offer: &PrefixOffer, buffer: &mut Vec<u8>) -> End {
         }
     }
     pace.rest(shared, offer);
+    if !shared.options.weights.iter().all(|files| files.are_unchanged()) {
+        tracing::error!(
+            "a model file was written to while it is in use: what is computed with it is not kept"
+        );
+        return End::Failed;
+    }
     match publication.commit(false) {
         Ok(_) => End::Published,
         // Too few sliding blocks were left in memory for any place to resume at.

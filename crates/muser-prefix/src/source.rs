@@ -9,13 +9,13 @@ use muser_engine::{PrefixOffer, PrefixQuery, PrefixSource};
 use muser_kv::{KvGroup, Unit};
 use muser_pack::{Library, PackId, Scope};
 
-use crate::PackFigures;
 use crate::buffers::Buffers;
 use crate::fetch::{self, FetchJob};
 use crate::figures::Counters;
 use crate::lookup;
 use crate::publish;
 use crate::queue::WorkQueue;
+use crate::{PackFigures, WeightsFiles};
 
 /// Prefixes that may wait to be published. Each holds memory in the engine, so not many.
 const MOST_OFFERS: usize = 32;
@@ -23,7 +23,7 @@ const MOST_OFFERS: usize = 32;
 const MOST_REQUESTS: usize = 4096;
 
 /// How the bridge works.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct PackOptions {
     /// Threads that fetch and verify.
     pub fetch_threads: usize,
@@ -40,6 +40,8 @@ pub struct PackOptions {
     pub least_positions: usize,
     /// While the engine computes, publishing rests this many times as long as it works.
     pub rest: u32,
+    /// The files of the weights, draft included: nothing is published once one of them was written to.
+    pub weights: Vec<Arc<WeightsFiles>>,
 }
 
 impl Default for PackOptions {
@@ -53,6 +55,7 @@ impl Default for PackOptions {
             publish: true,
             least_positions: muser_kv::BLOCK_LEN,
             rest: 49,
+            weights: Vec::new(),
         }
     }
 }
@@ -70,8 +73,6 @@ pub(crate) struct Shared {
     /// Somebody waits for publications: go on without rests.
     pub(crate) hurries: AtomicUsize,
     pub(crate) closed: AtomicBool,
-    /// A prompt was not found: another process may have published it.
-    pub(crate) wants_refresh: AtomicBool,
 }
 
 /// The engine's end. When the engine drops it, all threads end.
@@ -105,7 +106,6 @@ impl PackSource {
             counters: Counters::default(),
             hurries: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
-            wants_refresh: AtomicBool::new(false),
             options,
         });
         // Made first: if a thread cannot be had, its drop ends those that were.

@@ -1,6 +1,7 @@
 //! Packs for the commands that compute: the store in a folder, its keys, and the bridge to the engine.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -9,7 +10,7 @@ use muser_engine::PrefixSource;
 use muser_model::{Draft, Model};
 use muser_pack::store::open_place;
 use muser_pack::{FingerprintCache, KeyFile, KeyRing, Library, LibraryOptions};
-use muser_prefix::{PackOptions, PackSource, PackUse, identity_of, weights_root};
+use muser_prefix::{PackOptions, PackSource, PackUse, WeightsFiles, identity_of, weights_root};
 
 use crate::cli::PackStoreArgs;
 use crate::env_vars;
@@ -57,11 +58,11 @@ pub fn open_library(folder: &PackFolder, args: &PackStoreArgs) -> anyhow::Result
     let keys = KeyFile::open_or_create(&key_path)
         .hint("packs are sealed with this key file: keep it private and do not lose it")?;
     let store = open_place(&dir, Some(args.pack_mib << 20)).with_context(|| dir.display().to_string())?;
-    // Only the default store has a place beside its keys where its newest state can be remembered.
-    let anchor = home.filter(|_| *folder == PackFolder::Default && args.pack_key_file.is_none());
     let options = LibraryOptions {
         encrypt: !args.pack_plain,
-        anchor: anchor.map(|home| home.join("keys").join("packs.seen")),
+        // Beside the keys: what was last seen of every store that is sealed with them.
+        anchor: Some(key_path.with_extension("seen")),
+        key_file: Some(key_path),
         ..LibraryOptions::default()
     };
     let library =
@@ -91,6 +92,14 @@ pub fn open(
     console: &Console,
 ) -> anyhow::Result<Packs> {
     let (library, keys) = open_library(folder, args)?;
+    if let Some(reason) = library.suspended() {
+        console.warning(format!("no packs are used or kept: {reason}"));
+    } else if library.damaged_records() > 0 {
+        console.warning(format!(
+            "{} records of the packs' catalog are damaged; `muser pack recover` rebuilds it",
+            library.damaged_records()
+        ));
+    }
     let cache = env_vars::muser_home().map(|home| FingerprintCache::new(home.join("fingerprints"), &keys));
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let say = |bytes: u64| {
@@ -98,12 +107,15 @@ pub fn open(
             console.note(format!("hashing {:.1} GB of weights, once", bytes as f64 / 1e9));
         }
     };
+    // Looked at before they are hashed: whoever writes later is noticed.
+    let mut weights: Vec<_> = WeightsFiles::of(&model.file).map(Arc::new).into_iter().collect();
+    weights.extend(draft.and_then(|draft| WeightsFiles::of(&draft.file)).map(Arc::new));
     let root = weights_root(&model.file, cache.as_ref(), threads, say);
     let draft = draft.map(|draft| (draft, weights_root(&draft.file, cache.as_ref(), threads, say)));
     let identity = identity_of(model, root, draft, info)?;
     let scope = library.scope(identity, "");
     let identity = scope.digest().to_vec();
-    let options = PackOptions { publish: !args.pack_read_only, ..PackOptions::default() };
+    let options = PackOptions { publish: !args.pack_read_only, weights, ..PackOptions::default() };
     let (source, handle) = PackSource::start(library, scope, options)?;
     Ok(Packs { source: Box::new(source), identity, handle })
 }

@@ -108,9 +108,31 @@ fn packs_travel_between_homes() {
     let refused = other.run(["pack", "import", bundle]);
     assert!(refused.stderr().contains("--source-key"), "{}", refused.stderr());
     assert!(refused.failure(1).contains("foreign key"));
-    let key = home.path("keys").join("packs.key");
-    let key = key.to_str().expect("a path");
-    let imported = other.run(["pack", "import", "--pin", "--source-key", key, bundle]).success();
+    // The key of the file opens nothing else, the store's key does not open the file, and both are for their owner alone.
+    let store_key = home.path("keys").join("packs.key");
+    let store_key = store_key.to_str().expect("a path");
+    assert!(
+        other
+            .run(["pack", "import", "--trust", "--source-key", store_key, bundle])
+            .failure(1)
+            .contains("foreign key")
+    );
+    let key = format!("{bundle}.key");
+    #[cfg(unix)]
+    for file in [bundle, &key] {
+        use std::os::unix::fs::PermissionsExt as _;
+        let mode = std::fs::metadata(file).expect("there").permissions().mode() & 0o777;
+        assert_eq!(mode, 0o600, "{file}");
+    }
+    let packs = home.path("packs");
+    let with_its_key =
+        other.run(["pack", "ls", "--packs", packs.to_str().expect("a path"), "--pack-key-file", &key]);
+    assert!(with_its_key.failure(1).contains("foreign key"));
+    // What somebody else has sealed is not taken by accident.
+    let untrusted = other.run(["pack", "import", "--source-key", &key, bundle]);
+    assert!(untrusted.stderr().contains("model file"), "{}", untrusted.stderr());
+    assert!(untrusted.failure(2).contains("--trust"));
+    let imported = other.run(["pack", "import", "--trust", "--pin", "--source-key", &key, bundle]).success();
     let packs = listed(&other);
     assert_eq!(packs.len(), 1);
     assert_eq!(packs[0]["id"], imported.trim());
@@ -142,6 +164,35 @@ fn keys_rotate_and_are_revoked() {
     assert_eq!(fill(&home, &[600]), [id], "names do not depend on epochs");
     home.run(["pack", "key", "minimum", "2"]).success();
     assert!(home.run(["pack", "key", "revoke", "2"]).failure(1).contains("epoch to revoke"));
+}
+
+#[test]
+fn a_store_without_its_catalog_is_said_kept_and_recovered() {
+    let home = Home::new();
+    let ids = fill(&home, &[600, 700]);
+    let catalog = home.path("packs").join("catalog");
+    std::fs::write(&catalog, "").expect("write");
+    for arguments in [&["pack", "ls"][..], &["pack", "verify"], &["pack", "gc"], &["pack", "rm", "--all"]] {
+        let ran = home.run(arguments.iter().copied());
+        assert!(ran.stderr().contains("muser pack recover"), "{arguments:?}: {}", ran.stderr());
+    }
+    let recovered = home.run(["pack", "recover"]);
+    assert!(recovered.stderr().contains("2 packs"), "{}", recovered.stderr());
+    let mut found: Vec<_> = listed(&home).iter().map(|pack| pack["id"].to_string()).collect();
+    let mut expected: Vec<_> = ids.iter().map(|id| format!("\"{id}\"")).collect();
+    found.sort();
+    expected.sort();
+    assert_eq!(found, expected);
+    assert!(home.run(["pack", "verify"]).stderr().contains("2 packs are whole"));
+    // An old copy, in any folder and with any key file.
+    let old = std::fs::read(&catalog).expect("read");
+    home.run(["pack", "rm", &ids[0]]).success();
+    std::fs::write(&catalog, old).expect("write");
+    let ran = home.run(["pack", "ls"]);
+    assert!(ran.stderr().contains("rolled back"), "{}", ran.stderr());
+    assert_eq!(ran.success(), "");
+    home.run(["pack", "accept"]).success();
+    assert_eq!(listed(&home).len(), 1);
 }
 
 /// The first file below a folder, by name.

@@ -10,11 +10,13 @@
 //!   …  …  the objects as they lie in a store, each begun at a multiple of 4,096, zeros between
 //! ```
 //!
-//! The objects stay sealed, so a bundle is as private as a store. It needs no code of its own: the manifest names every
-//! segment, and each object is authenticated by itself. An import reads them with the key of the store they come from and
-//! publishes them anew under the key of the store they go to.
+//! The objects are sealed anew for each bundle, with keys that were made for it alone: whoever gets bundle and keys has
+//! this pack and nothing else of the store. It needs no code of its own: the manifest names every segment, and each object
+//! is authenticated by itself. An import reads them with the bundle's keys and publishes them under the key of the store
+//! they go to. Nothing can tell whether K and V are what the model computes for the tokens; whoever holds the keys could
+//! have chosen them.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
@@ -24,11 +26,11 @@ use muser_kv::{KvGroup, Unit};
 
 use super::{Library, Published};
 use crate::encode::{Reader, Writer};
-use crate::keys::KeyRing;
-use crate::manifest::{MAX_POSITIONS, Manifest};
-use crate::object::{ALIGNMENT, OpenedObject};
+use crate::keys::{KeyRing, TenantKeys};
+use crate::manifest::{Block, MAX_POSITIONS, Manifest, chain, chain_root};
+use crate::object::{ALIGNMENT, Kind, OpenedObject, SealedObject, Spec, content_id, seal};
 use crate::store::{ReadAt, read_exact_at};
-use crate::{Area, ObjectName, PackError, PackId, Refusal};
+use crate::{Area, ObjectName, PackError, PackId, Refusal, SegmentId};
 
 const MAGIC: &[u8; 8] = b"MUSRBNDL";
 const VERSION: u16 = 1;
@@ -37,14 +39,14 @@ const ENTRY_BYTES: usize = 48;
 const MAX_OBJECTS: u32 = 1 + 2 * MAX_POSITIONS / muser_kv::BLOCK_LEN as u32;
 
 impl Library {
-    /// Writes a pack into a bundle and returns the bundle's bytes.
-    pub fn export(&self, id: PackId, out: &mut dyn Write) -> Result<u64, PackError> {
+    /// Writes a pack into a bundle, and returns the bundle's bytes and the keys that open it.
+    pub fn export(&self, id: PackId, out: &mut dyn Write) -> Result<(u64, KeyRing), PackError> {
         let outcome = self.export_objects(id, out);
         outcome.map_err(|error| self.shared.counters.failed(error))
     }
 
-    /// Publishes the pack of a bundle. `source` are the keys of the store that it comes from, `tenant` is the label it was
-    /// published under there and will have here.
+    /// Publishes the pack of a bundle for the tenant with this label. `source` are the bundle's keys (or, for one of the
+    /// first format, those of the store that it comes from).
     pub fn import(
         &self,
         bundle: &Path,
@@ -56,47 +58,54 @@ impl Library {
         outcome.map_err(|error| self.shared.counters.failed(error))
     }
 
-    fn export_objects(&self, id: PackId, out: &mut dyn Write) -> Result<u64, PackError> {
+    fn export_objects(&self, id: PackId, out: &mut dyn Write) -> Result<(u64, KeyRing), PackError> {
         let Some(_active) = self.shared.store.activity()? else { return Err(PackError::Busy) };
         let (manifest, _) = self.shared.read_visible(&self.writer(), id)?;
-        let keys = self.keys();
-        // Blocks with equal rows share a segment.
-        let mut seen = HashSet::new();
-        let names = std::iter::once(id.object()).chain(manifest.segments().map(|(.., id)| id.object()));
-        let mut objects = Vec::new();
-        for name in names.filter(|name| seen.insert(*name)) {
-            objects.push((name, self.shared.open_object(&keys, name)?));
-        }
-        let mut writer = Writer::default();
-        writer.fixed(MAGIC);
-        writer.u16(VERSION);
-        writer.u16(0);
-        writer.u32(objects.len() as u32);
-        for (name, opened) in &objects {
-            writer.fixed(&[u8::from(name.area == Area::Segments), 0, 0, 0, 0, 0, 0, 0]);
-            writer.u64(opened.bytes());
-            writer.fixed(&name.id);
-        }
-        let failed = |source| PackError::io("write", "the bundle", source);
-        let head = writer.into_bytes();
-        let mut written = head.len() as u64;
-        out.write_all(&head).map_err(failed)?;
-        let mut buffer = vec![0; 1 << 20];
-        for (_, opened) in &objects {
-            let padding = written.next_multiple_of(ALIGNMENT as u64) - written;
-            out.write_all(&vec![0; padding as usize]).map_err(failed)?;
-            written += padding;
-            let mut offset = 0;
-            while offset < opened.bytes() {
-                let len = (opened.bytes() - offset).min(buffer.len() as u64) as usize;
-                opened.read_raw(offset, &mut buffer[..len])?;
-                out.write_all(&buffer[..len]).map_err(failed)?;
-                offset += len as u64;
+        let (keys, fresh) = (self.keys(), KeyRing::generate()?);
+        let tenant = fresh.tenant("");
+        // Names first, as the table with all of them comes first. Blocks with equal rows share a segment.
+        let mut renamed: HashMap<SegmentId, SegmentId> = HashMap::new();
+        let mut segments = Vec::new();
+        for (.., segment) in manifest.segments() {
+            if renamed.contains_key(&segment) {
+                continue;
             }
-            written += offset;
+            let opened = self.shared.open_object(&keys, segment.object())?;
+            let name =
+                SegmentId(content_id(&fresh, &tenant.content, &opened.header.spec, &opened.read_all()?));
+            renamed.insert(segment, name);
+            segments.push((segment, name, opened.bytes()));
         }
-        out.flush().map_err(failed)?;
-        Ok(written)
+        let manifest = manifest_for(&manifest, &tenant, &renamed);
+        let name = manifest.id(&tenant).object();
+        let sealed = seal(
+            &fresh,
+            self.shared.options.encrypt,
+            Spec::plain(Kind::Manifest),
+            name.id,
+            &manifest.encode(),
+        )?;
+        let mut bundle = BundleWriter { out, written: 0 };
+        let mut head = Writer::default();
+        head.fixed(MAGIC);
+        head.u16(VERSION);
+        head.u16(0);
+        head.u32(1 + segments.len() as u32);
+        write_entry(&mut head, &name, sealed.bytes());
+        for (_, name, bytes) in &segments {
+            write_entry(&mut head, &name.object(), *bytes);
+        }
+        bundle.put(&head.into_bytes())?;
+        bundle.put_object(&sealed)?;
+        for (segment, name, bytes) in segments {
+            let opened = self.shared.open_object(&keys, segment.object())?;
+            let sealed =
+                seal(&fresh, self.shared.options.encrypt, opened.header.spec, name.0, &opened.read_all()?)?;
+            debug_assert_eq!(sealed.bytes(), bytes, "sealing does not change a size");
+            bundle.put_object(&sealed)?;
+        }
+        bundle.out.flush().map_err(write_failed)?;
+        Ok((bundle.written, fresh))
     }
 
     fn import_objects(
@@ -111,7 +120,8 @@ impl Library {
         let opened = bundle.object(source, self.shared.options.encrypt, manifest_name)?;
         let refuse = |reason| PackError::refused(manifest_name, reason);
         let manifest = Manifest::decode(&opened.read_all()?).map_err(refuse)?;
-        if manifest.tenant != source.tenant(tenant).id {
+        // Whoever can open the bundle has its content; only a pack of another tenant of one store stays where it is.
+        if manifest.tenant != source.tenant("").id && manifest.tenant != source.tenant(tenant).id {
             return Err(refuse(Refusal::ForeignModel { field: "tenant" }));
         }
         let scope = self.scope(manifest.identity.clone(), tenant);
@@ -127,7 +137,7 @@ impl Library {
             let opened = bundle.object(source, self.shared.options.encrypt, segment.object())?;
             let spec = &opened.header.spec;
             let sliding = wanted.group == KvGroup::Sliding;
-            let fits = (spec.kind == crate::object::Kind::Sliding) == sliding
+            let fits = (spec.kind == Kind::Sliding) == sliding
                 && spec.positions as usize == wanted.positions
                 && opened.header.payload_bytes == scope.block_bytes(wanted.group) as u64;
             if !fits {
@@ -136,6 +146,56 @@ impl Library {
             publication.put(wanted.group, wanted.index, &opened.read_all()?)?;
         }
         publication.commit(pinned)
+    }
+}
+
+/// The same manifest under other keys.
+fn manifest_for(
+    manifest: &Manifest,
+    tenant: &TenantKeys,
+    renamed: &HashMap<SegmentId, SegmentId>,
+) -> Manifest {
+    let units: Vec<Unit> = manifest.units.iter().map(|unit| Unit::from_le_bytes(*unit)).collect();
+    let root = chain_root(&tenant.prefix, &manifest.identity.digest());
+    let name = |id: &SegmentId| renamed.get(id).copied().unwrap_or(*id);
+    let keys = chain(&tenant.prefix, root, &units);
+    let blocks = keys.into_iter().zip(&manifest.blocks);
+    let blocks = blocks.map(|(key, block)| Block {
+        key,
+        full: name(&block.full),
+        sliding: block.sliding.as_ref().map(name),
+    });
+    Manifest { tenant: tenant.id, root, blocks: blocks.collect(), ..manifest.clone() }
+}
+
+fn write_entry(writer: &mut Writer, name: &ObjectName, bytes: u64) {
+    writer.fixed(&[u8::from(name.area == Area::Segments), 0, 0, 0, 0, 0, 0, 0]);
+    writer.u64(bytes);
+    writer.fixed(&name.id);
+}
+
+fn write_failed(source: std::io::Error) -> PackError {
+    PackError::io("write", "the bundle", source)
+}
+
+struct BundleWriter<'a> {
+    out: &'a mut dyn Write,
+    written: u64,
+}
+
+impl BundleWriter<'_> {
+    fn put(&mut self, bytes: &[u8]) -> Result<(), PackError> {
+        self.out.write_all(bytes).map_err(write_failed)?;
+        self.written += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// At the next multiple of a page.
+    fn put_object(&mut self, sealed: &SealedObject) -> Result<(), PackError> {
+        let padding = self.written.next_multiple_of(ALIGNMENT as u64) - self.written;
+        self.put(&vec![0; padding as usize])?;
+        self.put(&sealed.header)?;
+        self.put(&sealed.body)
     }
 }
 

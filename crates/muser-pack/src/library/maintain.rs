@@ -58,16 +58,23 @@ impl Library {
     pub fn collect_garbage(&self) -> Result<(usize, u64), PackError> {
         self.locked(|shared, view, locked| {
             let Some(_quiet) = shared.store.quiet()? else { return Err(PackError::Busy) };
-            shared.collect(view, locked.is_some())
+            if let Some(&index) = view.damaged.first() {
+                // What the lost record named is not garbage.
+                return Err(PackError::refused("the pack catalog", Refusal::Catalog { index }));
+            }
+            let (objects, bytes) = shared.collect(view, locked.is_some())?;
+            let (aside, aside_bytes) = shared.store.empty_quarantine()?;
+            Ok((objects + aside, bytes + aside_bytes))
         })
     }
 
     /// Deletes what killed processes left, so that it does not drive out packs and what was deleted is gone: segments of
-    /// unfinished publications, manifests whose removal was not finished. Only at a quiet moment, and only where a catalog
-    /// tells what is needed.
+    /// unfinished publications, and objects of which the catalog says that they were removed. A manifest or a record that
+    /// the catalog merely does not name stays, with its segments: a catalog may have lost its end. Only at a quiet moment,
+    /// and only where a whole catalog tells what is needed.
     pub(super) fn sweep(&self) -> Result<(), PackError> {
         self.locked(|shared, view, locked| match shared.store.quiet()? {
-            Some(_quiet) if locked.is_some() => shared.collect(view, true).map(drop),
+            Some(_quiet) if locked.is_some() && view.damaged.is_empty() => shared.sweep(view),
             _ => Ok(()),
         })
     }
@@ -142,16 +149,54 @@ impl VerifyReport {
 }
 
 impl Shared {
-    /// Objects that nothing visible needs are deleted; how many, and their bytes. The caller holds the store quiet.
-    fn collect(&self, view: &View, has_catalog: bool) -> Result<(usize, u64), PackError> {
-        // Segments of packs that cannot be read (with this key) are not known: none is touched then.
-        let some_unreadable = self.some_unreadable(view);
-        let mut segments: HashSet<[u8; 32]> = HashSet::new();
+    /// Deletes what is known to be in nobody's use. The caller holds the store quiet.
+    fn sweep(&self, view: &View) -> Result<(), PackError> {
+        let keys = self.keys();
+        let obsolete =
+            view.obsolete.iter().map(|(name, revision)| super::records::object_id(&keys, name, *revision));
+        let obsolete: HashSet<[u8; 32]> = obsolete.collect();
+        let mut needed = self.needed_segments();
+        let mut some_unreadable = self.some_unreadable(view);
+        for listed in self.store.list(Area::Packs)? {
+            let id = PackId(listed.name.id);
+            if view.removed.contains(&id) {
+                self.store.delete(&listed.name)?;
+            } else if !view.packs.contains_key(&id) {
+                match self.read_manifest(id, None) {
+                    Ok((manifest, _)) => needed.extend(manifest.segments().map(|(.., id)| id.0)),
+                    Err(_) => some_unreadable = true,
+                }
+            }
+        }
+        for listed in self.store.list(Area::Segments)? {
+            if !some_unreadable && !needed.contains(&listed.name.id) {
+                self.store.delete(&listed.name)?;
+            }
+        }
+        for listed in self.store.list(Area::Records)? {
+            if obsolete.contains(&listed.name.id) {
+                self.store.delete(&listed.name)?;
+            }
+        }
+        self.store.flush()
+    }
+
+    /// Segments of every pack that is visible.
+    fn needed_segments(&self) -> HashSet<[u8; 32]> {
+        let mut segments = HashSet::new();
         for (_, entry) in self.index().packs() {
             for block in &entry.blocks {
                 segments.extend(std::iter::once(block.full).chain(block.sliding).map(|id| id.0));
             }
         }
+        segments
+    }
+
+    /// Objects that nothing visible needs are deleted; how many, and their bytes. The caller holds the store quiet.
+    fn collect(&self, view: &View, has_catalog: bool) -> Result<(usize, u64), PackError> {
+        // Segments of packs that cannot be read (with this key) are not known: none is touched then.
+        let some_unreadable = self.some_unreadable(view);
+        let segments = self.needed_segments();
         let records: HashSet<[u8; 32]> = {
             let keys = self.keys();
             let current = view.records.iter();

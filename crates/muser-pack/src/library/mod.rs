@@ -4,20 +4,25 @@
 //! with its disk syncs) and *index* (held for moments, never across a file access). Lookups take only the second, so
 //! that a publication in the background never delays one.
 
+mod anchor;
 mod bundle;
 mod catalog;
 mod index;
+mod key_watch;
 mod lookup;
 mod maintain;
 mod publish;
 mod records;
+mod recover;
 mod restore;
+mod watch;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use muser_kv::{KvGroup, Unit};
 
+use crate::counters::add;
 use crate::identity::Digest;
 use crate::keys::{KeyRing, TenantKeys};
 use crate::manifest::{ChainKey, Manifest, chain, chain_root};
@@ -25,13 +30,17 @@ use crate::object::{Kind, OpenedObject};
 use crate::store::{Activity, CatalogStore, PackStore};
 use crate::{Counters, Identity, ObjectName, PackError, PackId, Refusal, SegmentId};
 
+use anchor::Anchor;
 use catalog::{Changes, Entry, View};
 use index::Index;
+use key_watch::KeyWatch;
+use watch::StoreWatch;
 
 pub use lookup::Plan;
 pub use maintain::VerifyReport;
 pub use publish::{Publication, Published, Wanted};
 pub use records::RecordInfo;
+pub use recover::Recovered;
 pub use restore::{Fetch, Place, RestoreLimits};
 
 /// How a library behaves.
@@ -45,11 +54,19 @@ pub struct LibraryOptions {
     pub supersede: bool,
     /// A file outside the store (beside the key) by which an old copy of the whole store is recognised.
     pub anchor: Option<PathBuf>,
+    /// The file that the keys are from: it is looked at again, so that a rotation or a revocation reaches an open library.
+    pub key_file: Option<PathBuf>,
 }
 
 impl Default for LibraryOptions {
     fn default() -> Self {
-        Self { encrypt: true, chunk_bytes: crate::object::USUAL_CHUNK_BYTES, supersede: true, anchor: None }
+        Self {
+            encrypt: true,
+            chunk_bytes: crate::object::USUAL_CHUNK_BYTES,
+            supersede: true,
+            anchor: None,
+            key_file: None,
+        }
     }
 }
 
@@ -66,6 +83,8 @@ struct Shared {
     writer: Mutex<View>,
     index: Mutex<Index>,
     counters: Counters,
+    watch: KeyWatch,
+    others: StoreWatch,
     /// Buffers for chunks on their way in.
     scratch: Mutex<Vec<Vec<u8>>>,
 }
@@ -119,19 +138,23 @@ pub struct PackInfo {
 
 impl Library {
     /// Opens a store. What a killed process left half done is forgotten; packs that are not believed are counted and not
-    /// used.
+    /// used. A store whose catalog is missing, older than what was seen of it, or not to be believed from its first record
+    /// on is opened too, so that whoever serves goes on: [`Library::suspended`] says why nothing is found or written in it.
     ///
     /// # Errors
-    /// Only if the store as a whole cannot be used: its files fail, its catalog was changed, or it has another key.
+    /// Only if the store cannot be used at all: its files fail, or it has another key.
     pub fn open(
         store: Arc<dyn PackStore>,
         keys: KeyRing,
         options: LibraryOptions,
     ) -> Result<Self, PackError> {
+        let anchor = Anchor::new(options.anchor.clone(), store.place());
         let shared = Shared {
             store,
             keys: RwLock::new(Arc::new(keys)),
-            writer: Mutex::new(View::new(options.anchor.clone())),
+            writer: Mutex::new(View::new(anchor)),
+            watch: KeyWatch::new(options.key_file.clone()),
+            others: StoreWatch::default(),
             options,
             index: Mutex::default(),
             counters: Counters::default(),
@@ -141,8 +164,11 @@ impl Library {
         if let Some(_quiet) = library.shared.store.quiet()? {
             library.shared.store.clean()?;
         }
-        library.refresh()?;
-        library.sweep()?;
+        match library.refresh() {
+            Ok(()) => library.sweep()?,
+            Err(_) if library.suspended().is_some() => {}
+            Err(error) => return Err(error),
+        }
         Ok(library)
     }
 
@@ -198,17 +224,6 @@ impl Library {
         self.shared.keys()
     }
 
-    /// Uses these keys from now on: after a rotation. They must have the same base secret.
-    pub fn set_keys(&self, keys: KeyRing) -> Result<(), PackError> {
-        let mut current = self.shared.keys.write().unwrap_or_else(PoisonError::into_inner);
-        if current.key_id() != keys.key_id() {
-            let (expected, found) = (current.id(), keys.id());
-            return Err(PackError::refused("the new key ring", Refusal::ForeignKey { expected, found }));
-        }
-        *current = Arc::new(keys);
-        Ok(())
-    }
-
     fn writer(&self) -> MutexGuard<'_, View> {
         self.shared.writer.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -262,10 +277,6 @@ impl Shared {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn keys(&self) -> Arc<KeyRing> {
-        Arc::clone(&self.keys.read().unwrap_or_else(PoisonError::into_inner))
-    }
-
     /// Brings view and index up to date.
     fn refresh(&self, view: &mut View) -> Result<(), PackError> {
         match self.store.catalog() {
@@ -282,8 +293,22 @@ impl Shared {
         view: &mut View,
         locked: &mut dyn crate::store::LockedCatalog,
     ) -> Result<(), PackError> {
-        let first_look = view.read == 0;
-        let changes = view.refresh(&self.keys(), locked)?;
+        let (first_look, damaged) = (view.read() == 0, view.damaged.len());
+        let looked = view.refresh(&self.keys(), locked, &|| self.count_objects());
+        self.others.seen(self.store.catalog());
+        add(&self.counters.anchor_failures, std::mem::take(&mut view.anchor_failures));
+        for &index in view.damaged.get(damaged..).unwrap_or_default() {
+            self.counters.failed(PackError::refused("the pack catalog", Refusal::Catalog { index }));
+        }
+        let changes = match looked {
+            Ok(changes) => changes,
+            Err(error) => {
+                if view.suspended.is_some() {
+                    self.forget_all();
+                }
+                return Err(error);
+            }
+        };
         match changes {
             Changes::Entries(entries) if !first_look => {
                 for entry in entries {
@@ -299,38 +324,52 @@ impl Shared {
                 }
             }
             Changes::Entries(_) | Changes::Replaced => {
-                let gone: Vec<PackId> = {
-                    let index = self.index();
-                    let all = index.packs().map(|(id, _)| id);
-                    all.filter(|id| !view.packs.contains_key(id)).collect()
-                };
-                for id in gone {
-                    self.index().remove(id);
-                }
-                let mut used = std::collections::HashMap::new();
-                for listed in self.store.list(crate::Area::Packs)? {
-                    let id = PackId(listed.name.id);
-                    if !view.packs.contains_key(&id) {
-                        // Put back by somebody, or left by a process that was killed before it could enter it.
-                        self.counters.failed(PackError::refused(listed.name, Refusal::Replayed));
-                    }
-                    used.insert(id, listed.used_unix_ns);
-                }
-                // Least recently used first, so that the order of eviction survives a restart.
-                let mut packs: Vec<_> = view.packs.iter().map(|(id, of)| (*id, *of)).collect();
-                packs.sort_by_key(|(id, _)| (used.get(id).copied().unwrap_or(0), *id));
-                for (id, (digest, pinned)) in packs {
-                    self.take_in(id, Some(digest), pinned);
-                    self.index().set_pinned(id, pinned);
-                }
-                self.check_presence()?;
+                return self.index_anew(view);
             }
         }
         Ok(())
     }
 
+    /// Brings the index to what the whole view says.
+    fn index_anew(&self, view: &View) -> Result<(), PackError> {
+        let gone: Vec<PackId> = {
+            let index = self.index();
+            let all = index.packs().map(|(id, _)| id);
+            all.filter(|id| !view.packs.contains_key(id)).collect()
+        };
+        for id in gone {
+            self.index().remove(id);
+        }
+        let mut used = std::collections::HashMap::new();
+        for listed in self.store.list(crate::Area::Packs)? {
+            let id = PackId(listed.name.id);
+            if !view.packs.contains_key(&id) {
+                // Put back by somebody, or left by a process that was killed before it could enter it.
+                self.counters.failed(PackError::refused(listed.name, Refusal::Replayed));
+            }
+            used.insert(id, listed.used_unix_ns);
+        }
+        // Least recently used first, so that the order of eviction survives a restart.
+        let mut packs: Vec<_> = view.packs.iter().map(|(id, of)| (*id, *of)).collect();
+        packs.sort_by_key(|(id, _)| (used.get(id).copied().unwrap_or(0), *id));
+        for (id, (digest, pinned)) in packs {
+            self.take_in(id, Some(digest), pinned);
+            self.index().set_pinned(id, pinned);
+        }
+        self.check_presence()
+    }
+
+    /// Nothing is found from now on.
+    fn forget_all(&self) {
+        let all: Vec<PackId> = self.index().packs().map(|(id, _)| id).collect();
+        for id in all {
+            self.index().remove(id);
+        }
+    }
+
     /// Without a catalog a manifest that verifies is visible.
     fn refresh_from_listing(&self) -> Result<(), PackError> {
+        self.others.seen(None);
         let mut listed = self.store.list(crate::Area::Packs)?;
         listed.sort_by_key(|listed| (listed.used_unix_ns, listed.name));
         let there: std::collections::HashSet<PackId> =

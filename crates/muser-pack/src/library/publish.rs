@@ -152,7 +152,7 @@ impl Publication {
             positions: self.positions(index) as u32,
             chunk_bytes: chunk_bytes(row_bytes, self.shared.options.chunk_bytes),
         };
-        let keys = self.shared.keys();
+        let keys = self.shared.sealing_keys()?;
         let id = SegmentId(content_id(&keys, &self.scope.tenant.content, &spec, bytes));
         let known = {
             let mut index = self.shared.index();
@@ -233,27 +233,35 @@ impl std::fmt::Debug for Publication {
 
 impl Shared {
     /// Stores an object, dropping older packs to make room. If one of this name exists, `same` must find it equal; one
-    /// that is not is put aside, never overwritten.
+    /// that is not what it should be is replaced. One that only cannot be read here (a failing disk, another version or
+    /// key) is left alone, and so is what cannot be told apart from it.
     pub(super) fn put_object(
         &self,
         name: ObjectName,
         sealed: &SealedObject,
         mut held: Option<(&mut View, &mut dyn LockedCatalog)>,
-        same: impl Fn(&Self) -> bool,
+        same: impl Fn(&Self) -> Result<bool, PackError>,
     ) -> Result<Put, PackError> {
         let parts = [&sealed.header[..], &sealed.body[..]];
-        let mut conflicts = 0;
+        let mut differs = false;
         loop {
-            match self.store.put(&name, &parts) {
+            let put = if differs {
+                self.store.replace(&name, &parts).map(|()| Put::Stored)
+            } else {
+                self.store.put(&name, &parts)
+            };
+            match put {
                 Ok(Put::Stored) => return Ok(Put::Stored),
-                Ok(Put::Exists) if same(self) => return Ok(Put::Exists),
                 Ok(Put::Exists) => {
-                    self.counters.failed(PackError::refused(name, Refusal::Conflict));
-                    self.store.quarantine(&name)?;
-                    conflicts += 1;
-                    if conflicts > 2 {
-                        return Err(PackError::refused(name, Refusal::Conflict));
+                    let equal = same(self);
+                    differs = match &equal {
+                        Ok(equal) => !equal,
+                        Err(error) => error.refusal().is_some_and(Refusal::may_be_replaced),
+                    };
+                    if !differs {
+                        return equal.map(|_| Put::Exists);
                     }
+                    self.counters.failed(PackError::refused(name, Refusal::Conflict));
                 }
                 Err(full @ PackError::Full { .. }) => {
                     let dropped = match &mut held {
@@ -270,13 +278,10 @@ impl Shared {
     }
 
     /// Does the store have this very content under its name?
-    fn holds_content(&self, id: SegmentId, spec: &Spec, scope: &Scope) -> bool {
+    fn holds_content(&self, id: SegmentId, spec: &Spec, scope: &Scope) -> Result<bool, PackError> {
         let keys = self.keys();
-        let read = || {
-            let opened = self.open_object(&keys, id.object())?;
-            opened.read_all()
-        };
-        read().is_ok_and(|bytes: Vec<u8>| content_id(&keys, &scope.tenant.content, spec, &bytes) == id.0)
+        let bytes = self.open_object(&keys, id.object())?.read_all()?;
+        Ok(content_id(&keys, &scope.tenant.content, spec, &bytes) == id.0)
     }
 
     fn publish_manifest(
@@ -303,16 +308,16 @@ impl Shared {
                 return Err(PackError::refused(segment.object(), Refusal::MissingSegment));
             }
         }
-        let keys = self.keys();
+        let keys = self.sealing_keys()?;
         let sealed =
             seal(&keys, self.options.encrypt, Spec::plain(Kind::Manifest), id.0, &manifest.encode())?;
         let timeless = |manifest: &Manifest| Manifest { created_unix_s: 0, ..manifest.clone() };
         // A manifest that was stored before its process died, and then not entered into the catalog, is as good.
         let found = std::cell::Cell::new(None);
         let same = |shared: &Self| {
-            let Ok((there, digest)) = shared.read_manifest(id, None) else { return false };
+            let (there, digest) = shared.read_manifest(id, None)?;
             found.set(Some(digest));
-            timeless(&there) == timeless(manifest)
+            Ok(timeless(&there) == timeless(manifest))
         };
         let held = locked.as_deref_mut().map(|locked| (&mut *view, locked as &mut dyn LockedCatalog));
         let put = self.put_object(id.object(), &sealed, held, same)?;
@@ -338,7 +343,7 @@ impl Shared {
             && let Some((records, compacted)) = view.compacted(&keys)
         {
             locked.replace(&records)?;
-            *view = compacted;
+            view.adopt(&keys, compacted);
         }
         Ok(Published { id, existed: false })
     }

@@ -3,8 +3,8 @@
 //! Each change is a new object; the catalog says which revision counts, so an older one put back is refused. Names are
 //! inside the sealed bytes; outside there are keyed hashes.
 
-use super::Library;
 use super::catalog::Entry;
+use super::{Library, Shared};
 use crate::encode::{Reader, Writer};
 use crate::keys::KeyRing;
 use crate::object::{Kind, Spec, seal};
@@ -33,7 +33,7 @@ impl Library {
     /// Writes a record and returns its revision, which is one more than before. `kind` separates name spaces.
     pub fn put_record(&self, kind: &str, name: &str, bytes: &[u8]) -> Result<u64, PackError> {
         check_name(kind, name)?;
-        let keys = self.keys();
+        let keys = self.shared.sealing_keys()?;
         let key = record_key(&keys, kind, name);
         self.locked(|shared, view, locked| {
             let locked = locked.ok_or_else(no_catalog)?;
@@ -51,7 +51,7 @@ impl Library {
             let object = ObjectName { area: Area::Records, id };
             let sealed = seal(&keys, shared.options.encrypt, Spec::plain(Kind::Record), id, &payload)?;
             // What a killed process left under this name was never committed.
-            let put = shared.put_object(object, &sealed, Some((view, &mut *locked)), |_| false)?;
+            let put = shared.put_object(object, &sealed, Some((view, &mut *locked)), |_| Ok(false))?;
             debug_assert_eq!(put, Put::Stored);
             shared.store.flush()?;
             let digest = sealed.storage_digest();
@@ -68,9 +68,17 @@ impl Library {
     pub fn record(&self, kind: &str, name: &str) -> Result<Option<(Vec<u8>, u64)>, PackError> {
         self.refresh()?;
         let key = record_key(&self.keys(), kind, name);
-        let Some(known) = self.writer().records.get(&key).copied() else { return Ok(None) };
-        let read = self.read_record(&key, known).map_err(|error| self.shared.counters.failed(error))?;
-        Ok(Some((read.1, known.1)))
+        let (known, damaged) = {
+            let view = self.writer();
+            (view.records.get(&key).copied(), !view.damaged.is_empty())
+        };
+        let Some(known) = known else { return Ok(None) };
+        match self.read_record(&key, known) {
+            Ok((_, bytes)) => Ok(Some((bytes, known.1))),
+            // What the catalog said after this revision is lost.
+            Err(PackError::NotFound { .. }) if damaged => Ok(None),
+            Err(error) => Err(self.shared.counters.failed(error)),
+        }
     }
 
     /// All records of a kind, by name. Those that are not believed are counted and left out.
@@ -117,23 +125,38 @@ impl Library {
             return Err(refuse(Refusal::Replayed));
         }
         let payload = opened.read_all()?;
-        let mut of = Reader::new(&payload);
-        let read = |of: &mut Reader<'_>| {
-            if of.string("record domain")? != DOMAIN {
-                return Err(Refusal::Malformed { field: "record domain", found: 0 });
-            }
-            let (kind, name) = (of.string("record kind")?.to_owned(), of.string("record name")?.to_owned());
-            let found = of.u64()?;
-            if found != revision {
-                return Err(Refusal::OldRevision { expected: revision, found });
-            }
-            let written_unix_s = of.u64()?;
-            let bytes = of.bytes()?.to_vec();
-            Ok((RecordInfo { kind, name, revision, written_unix_s, bytes: bytes.len() }, bytes))
-        };
-        let record = read(&mut of).map_err(refuse)?;
-        of.finish().map_err(refuse)?;
-        Ok(record)
+        let (info, content) = decode(&payload).map_err(refuse)?;
+        if info.revision != revision {
+            return Err(refuse(Refusal::OldRevision { expected: revision, found: info.revision }));
+        }
+        Ok((info, content))
+    }
+}
+
+fn decode(payload: &[u8]) -> Result<(RecordInfo, Vec<u8>), Refusal> {
+    let mut of = Reader::new(payload);
+    if of.string("record domain")? != DOMAIN {
+        return Err(Refusal::Malformed { field: "record domain", found: 0 });
+    }
+    let (kind, name) = (of.string("record kind")?.to_owned(), of.string("record name")?.to_owned());
+    let (revision, written_unix_s) = (of.u64()?, of.u64()?);
+    let bytes = of.bytes()?.to_vec();
+    of.finish()?;
+    Ok((RecordInfo { kind, name, revision, written_unix_s, bytes: bytes.len() }, bytes))
+}
+
+impl Shared {
+    /// Whatever revision of whatever record an object holds: place in the catalog, storage digest, revision.
+    pub(super) fn read_any_record(&self, object: ObjectName) -> Result<([u8; 32], [u8; 32], u64), PackError> {
+        let keys = self.keys();
+        let opened = self.open_object(&keys, object)?;
+        let refuse = |reason| PackError::refused(object, reason);
+        let (info, _) = decode(&opened.read_all()?).map_err(refuse)?;
+        let key = record_key(&keys, &info.kind, &info.name);
+        if object_id(&keys, &key, info.revision) != object.id {
+            return Err(refuse(Refusal::Swapped));
+        }
+        Ok((key, opened.storage_digest, info.revision))
     }
 }
 
@@ -164,7 +187,7 @@ fn check_name(kind: &str, name: &str) -> Result<(), PackError> {
     })
 }
 
-fn no_catalog() -> PackError {
+pub(super) fn no_catalog() -> PackError {
     PackError::Caller {
         what: "store for records",
         expected: "one with a catalog".into(),

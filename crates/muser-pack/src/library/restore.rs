@@ -247,16 +247,7 @@ impl Library {
     fn put_aside(&self, segment: &Segment, error: &PackError) {
         let Some(reason) = error.refusal() else { return };
         self.shared.index().set_bad(segment.id);
-        // A revoked or foreign key is no fault of the file.
-        let damaged = !matches!(
-            reason,
-            Refusal::ForeignKey { .. }
-                | Refusal::RevokedKey { .. }
-                | Refusal::EpochTooOld { .. }
-                | Refusal::UnknownEpoch { .. }
-                | Refusal::MissingSegment
-                | Refusal::NotEncrypted
-        );
+        let damaged = reason.is_of_the_bytes();
         if damaged && let Err(error) = self.shared.store.quarantine(&segment.id.object()) {
             self.shared.counters.failed(error);
         }

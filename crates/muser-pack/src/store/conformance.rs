@@ -74,17 +74,30 @@ pub fn listings_are_exact(make: &Make<'_>) {
     assert_eq!(store.list(Area::Records).expect("list").len(), 0);
 }
 
-/// A refused object does not come back, and its name is free.
+/// A refused object does not come back and its name is free; or it is left as it is, for others. Replacing it gives the new
+/// one either way, and deleting the name leaves nothing.
 pub fn quarantined_objects_are_out_of_use(make: &Make<'_>) {
     let store = make(None);
     let one = name(Area::Segments, 1);
     for round in 0..12 {
-        put(&*store, &one, &[&[round; 100]]).expect("put");
+        store.replace(&one, &[&[round; 60], &[round; 40]]).expect("replace");
+        assert_eq!(open(&*store, &one), Some(vec![round; 100]));
         store.quarantine(&one).expect("quarantine");
-        assert!(open(&*store, &one).is_none());
+        assert!(open(&*store, &one).is_none_or(|left| left == [round; 100]));
     }
-    store.quarantine(&one).expect("quarantine of nothing");
+    store.quarantine(&one).expect("quarantine again");
     assert!(store.usage().expect("usage").held_bytes <= 12 * 100);
+    store.delete(&one).expect("delete");
+    store.quarantine(&one).expect("quarantine of nothing");
+    assert_eq!(store.usage().expect("usage").held_bytes, 0, "of a deleted name nothing is kept aside");
+    assert_eq!(store.empty_quarantine().expect("empty"), (0, 0));
+    // Aside is only what was not deleted.
+    let two = name(Area::Segments, 2);
+    put(&*store, &two, &[b"two"]).expect("put");
+    store.quarantine(&two).expect("quarantine");
+    let aside = open(&*store, &two).is_none() && store.usage().expect("usage").held_bytes > 0;
+    let emptied = store.empty_quarantine().expect("empty");
+    assert_eq!(emptied, if aside { (1, 3) } else { (0, 0) });
 }
 
 /// Many writers at once never hold more than the budget, and get as much of it as fits.

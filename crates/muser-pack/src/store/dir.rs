@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::{Activity, CatalogStore, Listed, LockedCatalog, PackStore, Put, ReadAt, Usage};
+use super::{Activity, CatalogStamp, CatalogStore, Listed, LockedCatalog, PackStore, Put, ReadAt, Usage};
 use crate::kill_point::reached;
 use crate::name::{hex, parse_hex};
 use crate::{Area, ObjectName, PackError, Refusal};
@@ -130,6 +130,26 @@ impl DirStore {
         Ok(held)
     }
 
+    /// Removes what was put aside, of one object or of all.
+    fn remove_aside(&self, of: Option<&ObjectName>) -> Result<(usize, u64), PackError> {
+        let suffix = of.map(|name| format!("-{}-{}", name.area.folder(), hex(&name.id)));
+        let ours = |path: &Path| {
+            let name = path.file_name().and_then(|name| name.to_str());
+            suffix.as_ref().is_none_or(|suffix| name.is_some_and(|name| name.ends_with(suffix)))
+        };
+        let (mut count, mut freed) = (0, 0);
+        for (path, meta) in entries(&self.dir.join("quarantine"))? {
+            if ours(&path) && fs::remove_file(&path).is_ok() {
+                self.unreserve(meta.len())?;
+                (count, freed) = (count + 1, freed + meta.len());
+            }
+        }
+        if count > 0 {
+            self.unsynced(&self.dir.join("quarantine"));
+        }
+        Ok((count, freed))
+    }
+
     fn unsynced(&self, dir: &Path) {
         self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).insert(dir.to_owned());
     }
@@ -161,6 +181,19 @@ impl DirStore {
 impl PackStore for DirStore {
     fn describe(&self) -> String {
         self.dir.display().to_string()
+    }
+
+    fn place(&self) -> String {
+        self.dir.canonicalize().unwrap_or_else(|_| self.dir.clone()).display().to_string()
+    }
+
+    fn replace(&self, name: &ObjectName, parts: &[&[u8]]) -> Result<(), PackError> {
+        self.quarantine(name)?;
+        self.put(name, parts).map(drop)
+    }
+
+    fn empty_quarantine(&self) -> Result<(usize, u64), PackError> {
+        self.remove_aside(None)
     }
 
     fn put(&self, name: &ObjectName, parts: &[&[u8]]) -> Result<Put, PackError> {
@@ -203,8 +236,10 @@ impl PackStore for DirStore {
 
     fn open(&self, name: &ObjectName) -> Result<Option<Box<dyn ReadAt>>, PackError> {
         let path = self.path(name);
-        match File::open(&path) {
-            Ok(file) => Ok(Some(Box::new(OpenedFile { name: *name, path, file }))),
+        // A pipe in an object's place is opened without waiting for its writer, and is no object, as a link is none.
+        match plain_file(&path, OpenOptions::new().read(true)) {
+            Ok(Some(file)) => Ok(Some(Box::new(OpenedFile { name: *name, path, file }))),
+            Ok(None) => Err(PackError::refused(name, Refusal::NotAPack)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(PackError::io("open", path, error)),
         }
@@ -233,6 +268,7 @@ impl PackStore for DirStore {
                 Err(error) => Err(failed(error)),
             }
         })?;
+        self.remove_aside(Some(name))?;
         if deleted && let Some(folder) = path.parent() {
             reached("deletion counted");
             self.unsynced(folder);
@@ -283,7 +319,7 @@ impl PackStore for DirStore {
     }
 
     fn touch(&self, name: &ObjectName) {
-        if let Ok(file) = File::open(self.path(name)) {
+        if let Ok(Some(file)) = plain_file(&self.path(name), OpenOptions::new().read(true)) {
             let _ = file.set_modified(SystemTime::now());
         }
     }
@@ -362,6 +398,22 @@ impl CatalogStore for DirStore {
             sync_dir(&self.dir)?;
         }
         Ok(Box::new(LockedFile { store: self, path, file, _lock: lock }))
+    }
+
+    fn stamp(&self) -> Result<Option<CatalogStamp>, PackError> {
+        let path = self.dir.join("catalog");
+        match fs::metadata(&path) {
+            Ok(meta) => {
+                let changed = meta.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+                Ok(Some(CatalogStamp {
+                    bytes: meta.len(),
+                    file: inode(&meta),
+                    changed_unix_ns: changed.map_or(0, |time| time.as_nanos() as u64),
+                }))
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(PackError::io("look at", path, error)),
+        }
     }
 }
 
@@ -458,11 +510,30 @@ impl LockedCatalog for LockedFile<'_> {
     }
 }
 
+/// Opens a file without following a link or waiting for anybody; `None` if it is no plain file.
+fn plain_file(path: &Path, options: &mut OpenOptions) -> io::Result<Option<File>> {
+    #[cfg(unix)]
+    {
+        let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
+        std::os::unix::fs::OpenOptionsExt::custom_flags(options, flags.bits() as i32);
+    }
+    let file = match options.open(path) {
+        Ok(file) => file,
+        #[cfg(unix)]
+        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) => {
+            return Ok(None);
+        }
+        Err(error) => return Err(error),
+    };
+    Ok(file.metadata()?.is_file().then_some(file))
+}
+
 /// Opens a file that may be new, to read it only where it cannot be written; says which.
 fn open_or_read(path: &Path) -> Result<(File, bool), PackError> {
     use io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
-    match private().read(true).write(true).create(true).truncate(false).open(path) {
-        Ok(file) => Ok((file, true)),
+    match plain_file(path, private().read(true).write(true).create(true).truncate(false)) {
+        Ok(Some(file)) => Ok((file, true)),
+        Ok(None) => Err(PackError::refused(path.display(), Refusal::NotAPack)),
         Err(error) if matches!(error.kind(), PermissionDenied | ReadOnlyFilesystem) => {
             // Where it cannot be read either, the first reason is the better one.
             let file = File::open(path).map_err(|_| PackError::io("open", path, error))?;
@@ -507,6 +578,16 @@ fn entries(folder: &Path) -> Result<Vec<(PathBuf, fs::Metadata)>, PackError> {
         }
     }
     Ok(found)
+}
+
+#[cfg(unix)]
+fn inode(meta: &fs::Metadata) -> u64 {
+    std::os::unix::fs::MetadataExt::ino(meta)
+}
+
+#[cfg(not(unix))]
+fn inode(_: &fs::Metadata) -> u64 {
+    0
 }
 
 #[cfg(unix)]

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::{Activity, CatalogStore, Listed, LockedCatalog, PackStore, Put, ReadAt, Usage};
+use super::{Activity, CatalogStamp, CatalogStore, Listed, LockedCatalog, PackStore, Put, ReadAt, Usage};
 use crate::{Area, ObjectName, PackError, Refusal};
 
 /// The store. Clones share their content.
@@ -115,6 +115,11 @@ impl PackStore for MemoryStore {
         self.delete(name).map(drop)
     }
 
+    fn replace(&self, name: &ObjectName, parts: &[&[u8]]) -> Result<(), PackError> {
+        self.delete(name)?;
+        self.put(name, parts).map(drop)
+    }
+
     fn list(&self, area: Area) -> Result<Vec<Listed>, PackError> {
         let state = self.state();
         let listed = |(name, object): (&ObjectName, &Object)| Listed {
@@ -176,6 +181,10 @@ impl PackStore for MemoryStore {
 impl CatalogStore for MemoryStore {
     fn lock(&self) -> Result<Box<dyn LockedCatalog + '_>, PackError> {
         Ok(Box::new(Locked { bytes: self.shared.catalog.lock().unwrap_or_else(PoisonError::into_inner) }))
+    }
+
+    fn stamp(&self) -> Result<Option<CatalogStamp>, PackError> {
+        Ok(None)
     }
 }
 

@@ -92,6 +92,11 @@ pub trait PackStore: Send + Sync {
     /// Says what and where it is, for people.
     fn describe(&self) -> String;
 
+    /// The same for comparisons: two names of one folder are one place.
+    fn place(&self) -> String {
+        self.describe()
+    }
+
     /// Stores an object made of `parts`, durably and all at once, unless one of this name exists.
     ///
     /// # Errors
@@ -106,11 +111,23 @@ pub trait PackStore: Send + Sync {
         Ok(self.open(name)?.is_some())
     }
 
-    /// Removes an object; `false` if there was none.
+    /// Removes an object, and what was put aside of it; `false` if there was none in its place.
     fn delete(&self, name: &ObjectName) -> Result<bool, PackError>;
 
-    /// Takes an object that was refused out of use without destroying it. Where nothing can be kept aside, deletes it.
+    /// Takes an object that was refused out of use without destroying it. A store that others read as well, or that can
+    /// keep nothing aside, leaves it where it is: what one reader refused may be good for the next.
     fn quarantine(&self, name: &ObjectName) -> Result<(), PackError>;
+
+    /// Stores an object in the place of one of this name that is not what it should be; readers have the one or the other.
+    ///
+    /// # Errors
+    /// As [`PackStore::put`].
+    fn replace(&self, name: &ObjectName, parts: &[&[u8]]) -> Result<(), PackError>;
+
+    /// Deletes what was put aside; objects and bytes.
+    fn empty_quarantine(&self) -> Result<(usize, u64), PackError> {
+        Ok((0, 0))
+    }
 
     /// All objects of an area, in no particular order.
     fn list(&self, area: Area) -> Result<Vec<Listed>, PackError>;
@@ -153,6 +170,20 @@ pub struct Usage {
 pub trait CatalogStore: Send + Sync {
     /// Waits until no other process changes the catalog.
     fn lock(&self) -> Result<Box<dyn LockedCatalog + '_>, PackError>;
+
+    /// Tells whether the catalog has changed, without waiting for anybody; `None` where that cannot be told.
+    fn stamp(&self) -> Result<Option<CatalogStamp>, PackError>;
+}
+
+/// Equal stamps: nothing was appended or replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CatalogStamp {
+    /// Bytes.
+    pub bytes: u64,
+    /// Which file it is, where files are replaced.
+    pub file: u64,
+    /// When it was changed, in nanoseconds since 1970.
+    pub changed_unix_ns: u64,
 }
 
 /// The catalog while nobody else changes it.

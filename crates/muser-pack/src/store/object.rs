@@ -129,6 +129,25 @@ impl BucketStore {
     }
 }
 
+impl BucketStore {
+    fn put_with(&self, name: &ObjectName, parts: &[&[u8]], mode: PutMode) -> Result<Put, PackError> {
+        let (store, path) = (Arc::clone(&self.store), self.path(name));
+        let payload = PutPayload::from(parts.concat());
+        let options = PutOptions { mode, ..PutOptions::default() };
+        let put =
+            self.wait(
+                "putting",
+                name.to_string(),
+                async move { store.put_opts(&path, payload, options).await },
+            )?;
+        match put {
+            Ok(_) => Ok(Put::Stored),
+            Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => Ok(Put::Exists),
+            Err(error) => Err(Self::failed("putting", name, &error)),
+        }
+    }
+}
+
 impl Drop for BucketStore {
     fn drop(&mut self) {
         // Waiting for its threads is not allowed inside an async runtime.
@@ -144,20 +163,7 @@ impl PackStore for BucketStore {
     }
 
     fn put(&self, name: &ObjectName, parts: &[&[u8]]) -> Result<Put, PackError> {
-        let (store, path) = (Arc::clone(&self.store), self.path(name));
-        let payload = PutPayload::from(parts.concat());
-        let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
-        let put =
-            self.wait(
-                "putting",
-                name.to_string(),
-                async move { store.put_opts(&path, payload, options).await },
-            )?;
-        match put {
-            Ok(_) => Ok(Put::Stored),
-            Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => Ok(Put::Exists),
-            Err(error) => Err(Self::failed("putting", name, &error)),
-        }
+        self.put_with(name, parts, PutMode::Create)
     }
 
     fn open(&self, name: &ObjectName) -> Result<Option<Box<dyn ReadAt>>, PackError> {
@@ -203,8 +209,13 @@ impl PackStore for BucketStore {
         }
     }
 
-    fn quarantine(&self, name: &ObjectName) -> Result<(), PackError> {
-        self.delete(name).map(drop)
+    fn quarantine(&self, _name: &ObjectName) -> Result<(), PackError> {
+        // Other machines read it too, and a fault may have been on the way here.
+        Ok(())
+    }
+
+    fn replace(&self, name: &ObjectName, parts: &[&[u8]]) -> Result<(), PackError> {
+        self.put_with(name, parts, PutMode::Overwrite).map(drop)
     }
 
     fn list(&self, area: Area) -> Result<Vec<Listed>, PackError> {

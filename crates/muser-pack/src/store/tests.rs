@@ -112,6 +112,9 @@ impl PackStore for RoundRobin {
     fn quarantine(&self, name: &crate::ObjectName) -> Result<(), crate::PackError> {
         self.store().quarantine(name)
     }
+    fn replace(&self, name: &crate::ObjectName, parts: &[&[u8]]) -> Result<(), crate::PackError> {
+        self.store().replace(name, parts)
+    }
     fn list(&self, area: Area) -> Result<Vec<super::Listed>, crate::PackError> {
         self.store().list(area)
     }

@@ -263,6 +263,10 @@ impl PackStore for FaultyStore {
         self.memory.quarantine(name)
     }
 
+    fn replace(&self, name: &ObjectName, parts: &[&[u8]]) -> Result<(), PackError> {
+        self.memory.replace(name, parts)
+    }
+
     fn list(&self, area: Area) -> Result<Vec<Listed>, PackError> {
         self.memory.list(area)
     }

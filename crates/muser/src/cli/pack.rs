@@ -30,7 +30,7 @@ pub enum PackCommand {
     Show(PackShowArgs),
     /// Read packs whole and check every byte
     Verify(PackVerifyArgs),
-    /// Write a pack into a file, sealed as it is
+    /// Write a pack into a file, sealed with a key of its own, which is written beside it
     Export(PackExportArgs),
     /// Take the pack of a file into the store
     Import(PackImportArgs),
@@ -40,6 +40,10 @@ pub enum PackCommand {
     Rm(PackRmArgs),
     /// Delete what no pack needs; with --max-gb also the least recently used packs
     Gc(PackGcArgs),
+    /// Rebuild the catalog from every pack and session that is whole; nothing is deleted
+    Recover,
+    /// Take the store as it is, though it is older than what was seen of it, or another one
+    Accept,
     /// The key of the store: its epochs, rotation, revocation
     Key(PackKeyArgs),
 }
@@ -83,6 +87,9 @@ pub struct PackExportArgs {
     /// The file to write; it must not exist
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
+    /// Where the key that opens the file is written; default: `FILE.key`
+    #[arg(long, value_name = "FILE")]
+    pub key_out: Option<PathBuf>,
 }
 
 /// Arguments of `muser pack import`.
@@ -91,9 +98,12 @@ pub struct PackImportArgs {
     /// The file to read
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// Key file of the store that the pack comes from; default: this store's
+    /// The key that was made with the file; default: this store's
     #[arg(long, value_name = "FILE")]
     pub source_key: Option<PathBuf>,
+    /// Take what another key has sealed: whoever made it could have chosen what the model goes on from
+    #[arg(long)]
+    pub trust: bool,
     /// Keep the pack until it is removed
     #[arg(long)]
     pub pin: bool,

@@ -30,6 +30,12 @@ pub fn run(args: PackArgs, console: &Console) -> Result<()> {
         }
         PackCommand::Rm(args) => remove(&place, &args, console),
         PackCommand::Gc(args) => collect(&place, args, console),
+        PackCommand::Recover => recover(&place, console),
+        PackCommand::Accept => {
+            place.open_anyhow()?.accept_as_it_is()?;
+            console.note(format!("{} is taken as it is", place.packs.display()));
+            Ok(())
+        }
         PackCommand::Key(args) => key(&place, args.command, console),
     }
 }
@@ -38,8 +44,6 @@ pub fn run(args: PackArgs, console: &Console) -> Result<()> {
 struct Place {
     packs: PathBuf,
     key: PathBuf,
-    /// Where the newest state of the default store is remembered; other stores have no such place.
-    anchor: Option<PathBuf>,
     plain: bool,
 }
 
@@ -50,14 +54,9 @@ impl Place {
             home.hint("set MUSER_HOME, or give --packs and --pack-key-file")
         };
         let default_key = home().map(|home| KeyFile::default_path(&home));
-        let anchor = match (&packs, &key, &default_key) {
-            (None, None, Ok(key)) => Some(key.with_extension("seen")),
-            _ => None,
-        };
         Ok(Self {
             packs: packs.map_or_else(|| Ok(home()?.join("packs")), anyhow::Ok)?,
             key: key.map_or(default_key, anyhow::Ok)?,
-            anchor,
             plain,
         })
     }
@@ -65,7 +64,8 @@ impl Place {
     /// The store, if there is one: looking at it creates nothing.
     fn open(&self) -> Result<Option<Library>> {
         let remote = self.packs.to_str().is_some_and(|place| place.starts_with("s3://"));
-        if remote || self.packs.join("catalog").exists() {
+        // A folder without a catalog may be a store that has lost it.
+        if remote || self.packs.join("catalog").exists() || self.packs.join("packs").is_dir() {
             self.open_with(&self.keys()?).map(Some)
         } else {
             Ok(None)
@@ -73,13 +73,27 @@ impl Place {
     }
 
     fn open_existing(&self) -> Result<Library> {
+        let library = self.open()?.ok_or_else(|| anyhow!("no packs in {}", self.packs.display()))?;
+        match library.suspended() {
+            Some(reason) => bail!("{} cannot be used: {reason}", self.packs.display()),
+            None => Ok(library),
+        }
+    }
+
+    /// Also one that is suspended: to be looked at, or mended.
+    fn open_anyhow(&self) -> Result<Library> {
         self.open()?.ok_or_else(|| anyhow!("no packs in {}", self.packs.display()))
     }
 
     fn open_with(&self, keys: &KeyRing) -> Result<Library> {
         let store = open_place(&self.packs, None)?;
-        let options =
-            LibraryOptions { anchor: self.anchor.clone(), encrypt: !self.plain, ..LibraryOptions::default() };
+        let options = LibraryOptions {
+            // Beside the key: what was last seen of every store that is sealed with it.
+            anchor: Some(self.key.with_extension("seen")),
+            key_file: Some(self.key.clone()),
+            encrypt: !self.plain,
+            ..LibraryOptions::default()
+        };
         let opened = Library::open(store, keys.clone(), options);
         let hint = opened.as_ref().err().and_then(PackError::refusal).map(|reason| self.hint(reason));
         match hint {
@@ -100,10 +114,6 @@ impl Place {
                     self.key.display()
                 )
             }
-            Refusal::RolledBack { .. } => format!(
-                "if you put an old copy there yourself, remove {}",
-                self.key.with_extension("seen").display()
-            ),
             _ => format!("if the store is beyond repair, remove {} as a whole", self.packs.display()),
         }
     }
@@ -148,6 +158,37 @@ fn list(place: &Place, json: bool, console: &Console) -> Result<()> {
     for (reason, count) in library.counters().snapshot().refused() {
         console.warning(format!("{count} refused: {reason}"));
     }
+    if let Some(reason) = library.suspended() {
+        console.warning(reason.to_string());
+    }
+    warn_of_damage(&library, console);
+    Ok(())
+}
+
+fn warn_of_damage(library: &Library, console: &Console) {
+    let damaged = library.damaged_records();
+    if damaged > 0 {
+        console.warning(format!(
+            "{damaged} records of the catalog are damaged, and nothing is deleted for not being named; `muser pack recover` \
+             rebuilds it"
+        ));
+    }
+}
+
+/// Rebuilds the catalog.
+fn recover(place: &Place, console: &Console) -> Result<()> {
+    let library = place.open_anyhow()?;
+    let recovered = match library.recover() {
+        Err(PackError::Busy) => {
+            return Err(PackError::Busy).hint("a running muser reads or writes packs; stop it first");
+        }
+        other => other?,
+    };
+    for (object, reason) in &recovered.refused {
+        console.warning(format!("{object} stays where it is and is not used: {reason}"));
+    }
+    console
+        .note(format!("{} packs and {} sessions are in the catalog now", recovered.packs, recovered.records));
     Ok(())
 }
 
@@ -254,16 +295,33 @@ fn verify(place: &Place, args: &PackVerifyArgs, console: &Console) -> Result<()>
 fn export(place: &Place, args: &PackExportArgs, console: &Console) -> Result<()> {
     let library = place.open_existing()?;
     let id = find(&library, &args.pack)?;
-    let file = OpenOptions::new().write(true).create_new(true).open(&args.file);
-    let file = file.map_err(|error| anyhow!("cannot create {}: {error}", args.file.display()))?;
+    let key = args.key_out.clone().unwrap_or_else(|| {
+        let mut name = args.file.clone().into_os_string();
+        name.push(".key");
+        PathBuf::from(name)
+    });
+    let cannot = |error| anyhow!("cannot create {}: {error}", args.file.display());
+    if key.symlink_metadata().is_ok() {
+        bail!("cannot create {}: it exists", key.display());
+    }
+    let mut options = OpenOptions::new();
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    let file = options.write(true).create_new(true).open(&args.file).map_err(cannot)?;
     let mut file = BufWriter::new(file);
     let written = library.export(id, &mut file).map_err(anyhow::Error::from);
-    let written = written.and_then(|bytes| {
+    let written = written.and_then(|(bytes, keys)| {
         file.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all()?;
+        KeyFile::create(&key, &keys)?;
         Ok(bytes)
     });
     match written {
-        Ok(bytes) => console.note(format!("{:.2} MB in {}", bytes as f64 / 1e6, args.file.display())),
+        Ok(bytes) => console.note(format!(
+            "{:.2} MB in {}, and the key that opens this file and no other in {}",
+            bytes as f64 / 1e6,
+            args.file.display(),
+            key.display()
+        )),
         Err(error) => {
             // Half a bundle is of no use.
             let _ = std::fs::remove_file(&args.file);
@@ -275,15 +333,24 @@ fn export(place: &Place, args: &PackExportArgs, console: &Console) -> Result<()>
 
 fn import(place: &Place, args: &PackImportArgs, console: &Console) -> Result<()> {
     let library = place.open_with(&KeyFile::open_or_create(&place.key)?)?;
+    if let Some(reason) = library.suspended() {
+        bail!("{} cannot be used: {reason}", place.packs.display());
+    }
     let source = match &args.source_key {
         Some(path) => KeyFile::open(path)?,
         None => (*library.keys()).clone(),
     };
+    if source.id() != library.keys().id() && !args.trust {
+        return Err(usage_error("a pack that another key has sealed is only taken with --trust")).hint(
+            "whoever made it has chosen the keys and values that prompts with this beginning go on from, and these can say \
+             anything: take packs only from people whose word you would also take for the model file",
+        );
+    }
     let imported = library.import(&args.file, &source, "", args.pin);
     let foreign = |error: &PackError| matches!(error.refusal(), Some(Refusal::ForeignKey { .. }));
     let published = match imported {
         Err(error) if foreign(&error) => {
-            return Err(error).hint("give the key of the store it comes from with --source-key");
+            return Err(error).hint("give the key that was made with the file with --source-key");
         }
         other => other?,
     };
@@ -316,10 +383,11 @@ fn collect(place: &Place, args: PackGcArgs, console: &Console) -> Result<()> {
         Some(gb) => bail!(usage_error(format!("--max-gb: expected 0 or more, found {gb}"))),
         None => None,
     };
-    let Some(library) = place.open()? else {
+    if place.open()?.is_none() {
         console.note(format!("no packs in {}", place.packs.display()));
         return Ok(());
-    };
+    }
+    let library = place.open_existing()?;
     let dropped = max_bytes.map_or(Ok(0), |bytes| library.shrink_to(bytes))?;
     let (objects, bytes) = match library.collect_garbage() {
         Err(PackError::Busy) => {
@@ -339,12 +407,15 @@ fn key(place: &Place, command: PackKeyCommand, console: &Console) -> Result<()> 
         PackKeyCommand::Show => place.keys()?,
         PackKeyCommand::Rotate => {
             let (keys, epoch) = KeyFile::update(&place.key, KeyRing::rotate)?;
-            console.note(format!("epoch {epoch} seals from now on; running servers use it after a restart"));
+            console.note(format!("epoch {epoch} seals from now on, in running servers too"));
             keys
         }
         PackKeyCommand::Revoke { epoch } => {
             let (keys, ()) = KeyFile::update(&place.key, |keys| keys.revoke(epoch))?;
-            console.note(format!("what was sealed in epoch {epoch} can never be read again"));
+            console.note(format!(
+                "what was sealed in epoch {epoch} can never be read again; running servers stop reading it within a \
+                 second"
+            ));
             keys
         }
         PackKeyCommand::Minimum { epoch } => {

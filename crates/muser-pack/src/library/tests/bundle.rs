@@ -2,10 +2,11 @@
 
 use super::*;
 
-fn exported(library: &Library, id: PackId) -> Vec<u8> {
+fn exported(library: &Library, id: PackId) -> (Vec<u8>, KeyRing) {
     let mut bundle = Vec::new();
-    assert_eq!(library.export(id, &mut bundle).expect("exported"), bundle.len() as u64);
-    bundle
+    let (bytes, keys) = library.export(id, &mut bundle).expect("exported");
+    assert_eq!(bytes, bundle.len() as u64);
+    (bundle, keys)
 }
 
 fn import(library: &Library, bundle: &[u8], keys: &KeyRing, tenant: &str) -> Result<Published, PackError> {
@@ -22,22 +23,32 @@ fn a_pack_moves_to_a_store_with_another_key() {
     let scope = source.scope(identity(), "");
     let units = prompt(1500, 0, 3);
     let id = publish_with(&source, &scope, &units, false, |index| index != 2).expect("published").id;
-    let bundle = exported(&source, id);
+    let (bundle, once) = exported(&source, id);
     let target = library(&MemoryStore::new(), &there);
+    for wrong in [&there, &here] {
+        let refused = import(&target, &bundle, wrong, "").expect_err("the wrong key");
+        assert_eq!(refused.counter_name(), "foreign_key");
+    }
+    // Its keys open nothing else: neither the store nor a second bundle of the same pack.
+    assert_ne!(once.id(), here.id());
+    let (second, _) = exported(&source, id);
     assert_eq!(
-        import(&target, &bundle, &there, "").expect_err("the wrong key").counter_name(),
+        import(&target, &second, &once, "").expect_err("another bundle").counter_name(),
         "foreign_key"
     );
-    let published = import(&target, &bundle, &here, "").expect("imported");
+    let names = |bytes: &[u8]| (0..6).map(|i| bytes[32 + 48 * i..64 + 48 * i].to_vec()).collect::<Vec<_>>();
+    assert!(names(&bundle).iter().all(|name| !names(&second).contains(name)), "names tell nothing either");
+    let published = import(&target, &bundle, &once, "").expect("imported");
     assert_ne!(published.id, id, "names are keyed");
     let scope = target.scope(identity(), "");
     let plan = target.longest(&scope, &units, 1500, false).expect("found");
     assert_eq!(plan.positions, 1500);
     restore(&target, &scope, &units, &plan).expect("restored");
-    assert!(import(&target, &bundle, &here, "").expect("imported again").existed);
-    assert_eq!(import(&target, &bundle, &here, "B").expect_err("not B's").counter_name(), "foreign_model");
+    assert!(import(&target, &bundle, &once, "").expect("imported again").existed);
+    let for_b = import(&target, &bundle, &once, "B").expect("imported for another tenant");
+    assert!(!for_b.existed && for_b.id != published.id);
     let same = library(&MemoryStore::new(), &here);
-    assert_eq!(import(&same, &bundle, &here, "").expect("imported").id, id);
+    assert_eq!(import(&same, &bundle, &once, "").expect("imported").id, id);
 }
 
 #[test]
@@ -45,7 +56,7 @@ fn changed_bundles_are_refused() {
     let keys = keys();
     let source = library(&MemoryStore::new(), &keys);
     let id = publish(&source, &source.scope(identity(), ""), &prompt(300, 0, 3)).expect("published").id;
-    let bundle = exported(&source, id);
+    let (bundle, keys) = exported(&source, id);
     let refused = |bytes: &[u8]| {
         let target = library(&MemoryStore::new(), &keys);
         let error = import(&target, bytes, &keys, "").expect_err("a changed bundle is taken");

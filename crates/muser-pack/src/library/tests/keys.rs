@@ -1,6 +1,7 @@
 //! Rotation, revocation, foreign keys.
 
 use super::*;
+use crate::ObjectName;
 
 fn published(keys: &KeyRing) -> (MemoryStore, Library, Vec<Unit>, PackId) {
     let store = MemoryStore::new();
@@ -170,4 +171,48 @@ fn keys_rotate_under_load_and_no_restore_fails() {
     });
     let refused: Vec<_> = library.counters().snapshot().refused().collect();
     assert_eq!(refused, [], "{} restores", restored.load(SeqCst));
+}
+
+#[test]
+#[cfg(unix)]
+fn a_revocation_reaches_an_open_library() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("packs.key");
+    let keys = crate::KeyFile::open_or_create(&path).expect("keys");
+    let store = MemoryStore::new();
+    let options = LibraryOptions { key_file: Some(path.clone()), ..options() };
+    let library = Library::open(Arc::new(store.clone()), keys.clone(), options).expect("opens");
+    let scope = library.scope(identity(), "");
+    let units = prompt(600, 0, 0);
+    publish(&library, &scope, &units).expect("published");
+    library.put_record("session", "a", b"one").expect("written");
+    let epoch_of = |name: &ObjectName| store.bytes(name).map(|bytes| bytes[16]);
+    // Another process rotates and revokes; nobody tells this one.
+    crate::KeyFile::update(&path, KeyRing::rotate).expect("rotated");
+    library.put_record("session", "a", b"two").expect("written");
+    let sealed = store.list(crate::Area::Records).expect("list");
+    assert_eq!(sealed.iter().map(|one| epoch_of(&one.name)).collect::<Vec<_>>(), [Some(2)], "at once");
+    crate::KeyFile::update(&path, |keys| keys.revoke(1)).expect("revoked");
+    let fresh = prompt(300, 0, 8);
+    publish(&library, &scope, &fresh).expect("published");
+    let segment = library.longest(&scope, &fresh, 300, false).expect("found").segments[0];
+    assert_eq!(epoch_of(&segment.id.object()), Some(2));
+    // What was sealed in the revoked epoch is read for a second longer at most.
+    std::thread::sleep(Duration::from_millis(1100));
+    let segment = library.longest(&scope, &units, 600, false).expect("still known").segments[0];
+    let refused = library.fetch(&scope, &segment, &mut vec![0; segment.bytes]).expect_err("revoked");
+    assert_eq!(refused.counter_name(), "revoked_key");
+    // It is made anew, and nothing that was written since is lost with a restart.
+    publish(&library, &scope, &units).expect("published");
+    let ring = crate::KeyFile::open(&path).expect("keys");
+    let again = super::library(&store, &ring);
+    assert_eq!(
+        again.record("session", "a").expect("readable").map(|(bytes, _)| bytes),
+        Some(b"two".to_vec())
+    );
+    assert!(again.longest(&scope, &fresh, 300, false).is_some());
+    // Without its key file nothing is sealed; what is there is read.
+    std::fs::remove_file(&path).expect("removed");
+    assert!(library.put_record("session", "a", b"three").is_err());
+    assert!(library.record("session", "a").expect("readable").is_some());
 }

@@ -1,6 +1,10 @@
 //! The library against a plain model of what it promises.
 
+#[cfg(unix)]
+mod aside;
 mod bundle;
+#[cfg(unix)]
+mod catalogs;
 mod golden;
 mod hostile;
 mod keys;
