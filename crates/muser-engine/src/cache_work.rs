@@ -6,7 +6,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use muser_backend::{ExecError, Executor};
-use muser_kv::{BLOCK_LEN, KvCache, KvGroup, Unit};
+use muser_kv::{BLOCK_LEN, CacheScope, KvCache, KvGroup, Unit};
 
 use crate::driver::Driver;
 
@@ -41,7 +41,7 @@ impl CacheAccess<'_> {
 
     /// Positions of this prefix that a request would not have to compute.
     pub fn known(&self, units: &[Unit]) -> usize {
-        self.kv.known(units, units.len())
+        self.kv.known(CacheScope::EVERYBODY, units, units.len())
     }
 
     /// Calls `take` for every block needed to resume at the last known block boundary of this prefix (full blocks from
@@ -52,7 +52,7 @@ impl CacheAccess<'_> {
         units: &[Unit],
         mut take: impl FnMut(KvGroup, usize, &[u8]),
     ) -> Result<usize, ExecError> {
-        let held = self.kv.hold(units);
+        let held = self.kv.hold(CacheScope::EVERYBODY, units);
         let first_sliding = |blocks: usize| self.kv.first_sliding_block(blocks * BLOCK_LEN).min(blocks);
         let window_is_there = |&blocks: &usize| {
             held.blocks[first_sliding(blocks)..blocks].iter().all(|block| block.sliding.is_some())
@@ -95,7 +95,7 @@ impl CacheAccess<'_> {
         blocks: usize,
         mut give: impl FnMut(KvGroup, usize) -> Option<Vec<u8>>,
     ) -> Result<bool, ExecError> {
-        let Ok(import) = self.kv.begin_import(units, blocks) else { return Ok(false) };
+        let Ok(import) = self.kv.begin_import(CacheScope::EVERYBODY, units, blocks) else { return Ok(false) };
         let mut complete = true;
         let mut result = Ok(());
         for block in import.blocks() {

@@ -3,6 +3,8 @@
 
 use std::{sync::Arc, time::Duration};
 
+use muser_kv::CacheScope;
+
 use crate::{SamplingParams, constraint::Constraint};
 
 /// What the engine reads before it writes: token ids, some of which may stand for image rows.
@@ -109,6 +111,8 @@ pub struct Request {
     pub deadline: Option<Duration>,
     /// Use known prefixes and leave this one for others. With `false` nothing is reused and nothing stays.
     pub cache: bool,
+    /// Whose prefixes those are: nothing is reused from other scopes, nor left for them.
+    pub scope: CacheScope,
     /// What to do when the context is full.
     pub context_policy: ContextPolicy,
 }
@@ -132,6 +136,7 @@ impl Request {
             queue_timeout: None,
             deadline: None,
             cache: true,
+            scope: CacheScope::EVERYBODY,
             context_policy: ContextPolicy::Error,
         }
     }

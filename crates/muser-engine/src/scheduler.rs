@@ -15,7 +15,9 @@ use std::{
     time::Duration,
 };
 
-use muser_kv::{BLOCK_LEN, BlockCopy, BlockId, Evicted, HostKey, HostTier, KvCache, KvGroup, Unit};
+use muser_kv::{
+    BLOCK_LEN, BlockCopy, BlockId, CacheScope, Evicted, HostKey, HostTier, KvCache, KvGroup, Unit,
+};
 
 use crate::{
     FinishReason, RequestError, RestoreFailure,
@@ -344,10 +346,11 @@ impl Scheduler {
         let most = self.config.most_positions.max(sequence.tokens.len());
         let capacity = sequence.tokens.capacity().min(most) + self.config.max_rows;
         if self.host.is_enabled() {
-            self.restore(&sequence.units[..max_reuse], plan);
+            self.restore(sequence.task.scope, &sequence.units[..max_reuse], plan);
         }
         let mut copies = std::mem::take(&mut self.copies);
-        let kv = self.kv.begin(&sequence.units, max_reuse, capacity, sequence.task.cache, &mut copies);
+        let (scope, cache) = (sequence.task.scope, sequence.task.cache);
+        let kv = self.kv.begin(scope, &sequence.units, max_reuse, capacity, cache, &mut copies);
         self.note_evictions(plan);
         sequence.kv = Some(kv);
         // Any move of this plan may have been for its blocks, also one made for a request before it.
@@ -387,14 +390,14 @@ impl Scheduler {
     }
 
     /// Brings back what host memory has of a prefix, if that lets a sequence resume further along.
-    fn restore(&mut self, units: &[Unit], plan: &mut StepPlan) {
-        let hashes = self.kv.chain_hashes(units);
+    fn restore(&mut self, scope: CacheScope, units: &[Unit], plan: &mut StepPlan) {
+        let hashes = self.kv.chain_hashes(scope, units);
         let in_host = |group, index: usize| self.host.contains(&HostKey { hash: hashes[index], group });
-        let boundary = self.kv.resumable_with(units, hashes.len(), in_host);
-        if boundary * BLOCK_LEN <= self.kv.known(units, units.len()) {
+        let boundary = self.kv.resumable_with(scope, units, hashes.len(), in_host);
+        if boundary * BLOCK_LEN <= self.kv.known(scope, units, units.len()) {
             return;
         }
-        let Ok(import) = self.kv.begin_import(units, boundary) else { return };
+        let Ok(import) = self.kv.begin_import(scope, units, boundary) else { return };
         self.note_evictions(plan);
         let mut moves = Vec::new();
         for wanted in import.blocks() {

@@ -11,6 +11,8 @@ use std::{
     time::Duration,
 };
 
+use muser_kv::CacheScope;
+
 use crate::{
     Constraint, ContextPolicy, Event, ImageRows, Prompt, RequestError, RequestKind, SamplingParams,
     StopWatch, submission::Ring,
@@ -32,6 +34,7 @@ pub(crate) struct Task {
     pub(crate) queue_until: Option<Duration>,
     pub(crate) deadline: Option<Duration>,
     pub(crate) cache: bool,
+    pub(crate) scope: CacheScope,
     pub(crate) submitted_at: Duration,
     pub(crate) ring: Arc<Ring>,
     /// Choices that have not ended. The ring always keeps room for their ends.
@@ -104,6 +107,7 @@ impl Job {
             deadline: request.deadline.map(|time| now + time),
             // Known rows have no hidden states any more, so an embedding must compute every row.
             cache: request.cache && request.kind == RequestKind::Generate,
+            scope: request.scope,
             submitted_at: now,
             ring,
             remaining: AtomicU32::new(request.n),

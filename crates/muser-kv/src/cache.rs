@@ -1,6 +1,8 @@
 //! Pools and prefix tree together: begin, reserve, commit, release.
 
-use crate::{BLOCK_LEN, BlockHash, BlockId, HostKey, KvError, KvGroup, KvSeq, Unit, pool::Pool, tree::Tree};
+use crate::{
+    BLOCK_LEN, BlockHash, BlockId, CacheScope, HostKey, KvError, KvGroup, KvSeq, Unit, pool::Pool, tree::Tree,
+};
 
 /// Sizes and identity of a cache.
 #[derive(Clone, Debug)]
@@ -139,24 +141,25 @@ impl KvCache {
     }
 
     /// Hashes of the whole blocks of a prefix.
-    pub fn chain_hashes(&self, units: &[Unit]) -> Vec<BlockHash> {
-        let mut hashes: Vec<BlockHash> = Vec::with_capacity(units.len() / BLOCK_LEN);
-        for block in units.chunks_exact(BLOCK_LEN) {
-            let hash = self.tree.hash_after(hashes.last(), block);
-            hashes.push(hash);
-        }
-        hashes
+    pub fn chain_hashes(&self, scope: CacheScope, units: &[Unit]) -> Vec<BlockHash> {
+        let mut before = self.tree.root(scope);
+        let hashes = units.chunks_exact(BLOCK_LEN).map(|block| {
+            before = self.tree.hash_after(&before, block);
+            before
+        });
+        hashes.collect()
     }
 
     /// How far a prompt could be resumed, in blocks of its first `blocks`, if the blocks that `elsewhere` has (by group and
     /// index) were here too.
     pub fn resumable_with(
         &self,
+        scope: CacheScope,
         units: &[Unit],
         blocks: usize,
         elsewhere: impl Fn(KvGroup, usize) -> bool,
     ) -> usize {
-        let path = self.walk(units, blocks * BLOCK_LEN);
+        let path = self.walk(scope, units, blocks * BLOCK_LEN);
         let full = (path.len()..blocks).find(|&index| !elsewhere(KvGroup::Full, index)).unwrap_or(blocks);
         let window_is_there = |&boundary: &usize| {
             let first = self.first_sliding_block(boundary * BLOCK_LEN).min(boundary);
@@ -172,13 +175,14 @@ impl KvCache {
     /// sliding blocks of its window, the unfinished block at the end included.
     pub fn reachable_with(
         &self,
+        scope: CacheScope,
         units: &[Unit],
         position: usize,
         elsewhere: impl Fn(KvGroup, usize) -> bool,
     ) -> bool {
         let whole = position / BLOCK_LEN;
         let blocks = position.div_ceil(BLOCK_LEN);
-        let path = self.walk(units, whole * BLOCK_LEN);
+        let path = self.walk(scope, units, whole * BLOCK_LEN);
         let first = self.first_sliding_block(position).min(blocks);
         (path.len()..blocks).all(|index| elsewhere(KvGroup::Full, index))
             && (first..blocks).all(|index| {
@@ -188,12 +192,12 @@ impl KvCache {
     }
 
     /// How far a prompt is known: the length that [`KvCache::begin`] would reuse now.
-    pub fn known(&self, units: &[Unit], max_reuse: usize) -> usize {
-        let path = self.walk(units, max_reuse);
-        self.find_resume(&path, units, max_reuse).at
+    pub fn known(&self, scope: CacheScope, units: &[Unit], max_reuse: usize) -> usize {
+        let path = self.walk(scope, units, max_reuse);
+        self.find_resume(scope, &path, units, max_reuse).at
     }
 
-    /// Starts a sequence whose input begins with `units`, reusing at most `max_reuse` positions of them.
+    /// Starts a sequence of `scope` whose input begins with `units`, reusing at most `max_reuse` positions of them.
     ///
     /// `capacity` is the number of positions the sequence may ever have, so that its tables never grow. With `publish`
     /// its blocks become known to others. Copies that must be made before its first row is computed are appended to
@@ -202,6 +206,7 @@ impl KvCache {
     /// To have logits, at least one row must be computed: pass at most the prompt's length less one.
     pub fn begin(
         &mut self,
+        scope: CacheScope,
         units: &[Unit],
         max_reuse: usize,
         capacity: usize,
@@ -209,8 +214,8 @@ impl KvCache {
         copies: &mut Vec<BlockCopy>,
     ) -> KvSeq {
         self.tick += 1;
-        let path = self.walk(units, max_reuse);
-        let resume = self.find_resume(&path, units, max_reuse);
+        let path = self.walk(scope, units, max_reuse);
+        let resume = self.find_resume(scope, &path, units, max_reuse);
         let boundary = resume.at / BLOCK_LEN;
         let mut seq = KvSeq {
             full: Vec::with_capacity(capacity.div_ceil(BLOCK_LEN) + 1),
@@ -218,6 +223,7 @@ impl KvCache {
             sliding_first: self.first_sliding_block(resume.at).min(boundary),
             len: boundary * BLOCK_LEN,
             publish,
+            scope,
         };
         for (i, &block) in path[..boundary].iter().enumerate() {
             self.full.add_ref(block);
@@ -266,7 +272,7 @@ impl KvCache {
             let block = seq.full[index];
             if !self.tree.contains(block) {
                 let parent = index.checked_sub(1).map(|i| seq.full[i]);
-                self.publish(block, parent, Some(seq.sliding[index - seq.sliding_first]));
+                self.publish(block, parent, Some(seq.sliding[index - seq.sliding_first]), seq.scope);
             }
             if self.tree.push(block, unit) == BLOCK_LEN {
                 self.merge_duplicate(seq, index);
@@ -342,12 +348,13 @@ impl KvCache {
     }
 
     /// Known full blocks of the prefix, at most up to `max_reuse` positions.
-    pub(crate) fn walk(&self, units: &[Unit], max_reuse: usize) -> Vec<BlockId> {
+    pub(crate) fn walk(&self, scope: CacheScope, units: &[Unit], max_reuse: usize) -> Vec<BlockId> {
         let mut path = Vec::new();
+        let mut before = self.tree.root(scope);
         for block in units[..max_reuse.min(units.len())].chunks_exact(BLOCK_LEN) {
             let parent = path.last().copied();
-            let hash = self.tree.hash_after(parent.map(|p| self.tree.hash(p)), block);
-            match self.tree.find_full(parent, &hash, None) {
+            before = self.tree.hash_after(&before, block);
+            match self.tree.find_full(parent, &before, None) {
                 Some(found) => path.push(found),
                 None => break,
             }
@@ -361,7 +368,7 @@ impl KvCache {
         path[first..boundary].iter().all(|&block| self.tree.sliding(block).is_some())
     }
 
-    fn find_resume(&self, path: &[BlockId], units: &[Unit], max_reuse: usize) -> Resume {
+    fn find_resume(&self, scope: CacheScope, path: &[BlockId], units: &[Unit], max_reuse: usize) -> Resume {
         let units = &units[..max_reuse.min(units.len())];
         for boundary in (0..=path.len()).rev() {
             let start = boundary * BLOCK_LEN;
@@ -370,7 +377,7 @@ impl KvCache {
                 best = Some(Resume { at: start, inside: None });
             }
             let parent = boundary.checked_sub(1).map(|i| path[i]);
-            for child in self.tree.children(parent) {
+            for child in self.tree.children_in(parent, scope) {
                 let known = self.tree.units(child).iter().zip(&units[start..]);
                 let rows = known.take_while(|(a, b)| a == b).count().min(BLOCK_LEN - 1);
                 let at = start + rows;
@@ -427,7 +434,7 @@ impl KvCache {
                 seq.sliding.push(sliding);
                 seq.len += rows;
                 if seq.publish {
-                    self.publish(full, parent, Some(sliding));
+                    self.publish(full, parent, Some(sliding), seq.scope);
                     for i in 0..rows {
                         let unit = self.tree.units(source)[i];
                         self.tree.push(full, unit);
@@ -469,8 +476,14 @@ impl KvCache {
     }
 
     /// Makes `block` known under `parent`, with no rows yet.
-    pub(crate) fn publish(&mut self, block: BlockId, parent: Option<BlockId>, sliding: Option<BlockId>) {
-        self.tree.insert(block, parent, sliding, self.tick);
+    pub(crate) fn publish(
+        &mut self,
+        block: BlockId,
+        parent: Option<BlockId>,
+        sliding: Option<BlockId>,
+        scope: CacheScope,
+    ) {
+        self.tree.insert(block, parent, sliding, scope, self.tick);
         self.full.set_known(block, true);
         if let Some(sliding) = sliding {
             self.own_sliding(block, sliding);

@@ -3,7 +3,7 @@
 //! An import is a sequence whose rows somebody else has computed: memory is reserved, filled by the caller, and becomes
 //! known all at once or not at all.
 
-use crate::{BLOCK_LEN, BlockHash, BlockId, KvCache, KvError, KvGroup, KvSeq, Unit};
+use crate::{BLOCK_LEN, BlockHash, BlockId, CacheScope, KvCache, KvError, KvGroup, KvSeq, Unit};
 
 /// A block that an import wants filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +22,7 @@ pub struct ImportBlock {
 pub struct Import {
     /// Everything up to the end; the last block may be unfinished.
     units: Vec<Unit>,
+    scope: CacheScope,
     /// Full blocks from position 0: known ones first, then new ones.
     full: Vec<BlockId>,
     known: usize,
@@ -34,6 +35,11 @@ impl Import {
     /// What becomes known.
     pub fn units(&self) -> &[Unit] {
         &self.units
+    }
+
+    /// For whom.
+    pub fn scope(&self) -> CacheScope {
+        self.scope
     }
 
     /// Blocks that it holds in both groups, known ones included.
@@ -77,27 +83,33 @@ pub struct Held {
 
 impl KvCache {
     /// Reserves what is missing to resume at block boundary `blocks` of this prefix.
-    pub fn begin_import(&mut self, units: &[Unit], blocks: usize) -> Result<Import, KvError> {
+    pub fn begin_import(
+        &mut self,
+        scope: CacheScope,
+        units: &[Unit],
+        blocks: usize,
+    ) -> Result<Import, KvError> {
         let end = blocks * BLOCK_LEN;
         let Some(units) = units.get(..end) else {
             return Err(KvError::ShortImport { blocks, needed: end, found: units.len() });
         };
-        self.begin_import_of(units)
+        self.begin_import_of(scope, units)
     }
 
     /// Reserves what is missing to resume after the last of these units, which may be inside a block: of that block only
     /// the first rows need content.
-    pub fn begin_import_of(&mut self, units: &[Unit]) -> Result<Import, KvError> {
+    pub fn begin_import_of(&mut self, scope: CacheScope, units: &[Unit]) -> Result<Import, KvError> {
         let end = units.len();
         let blocks = end.div_ceil(BLOCK_LEN);
         self.tick += 1;
-        let full = self.walk(units, end);
+        let full = self.walk(scope, units, end);
         for &block in &full {
             self.full.add_ref(block);
             self.tree.touch(block, self.tick);
         }
         let mut import = Import {
             units: units.to_vec(),
+            scope,
             known: full.len(),
             full,
             sliding: Vec::new(),
@@ -138,13 +150,14 @@ impl KvCache {
     pub fn finish_import(&mut self, import: Import) {
         self.tick += 1;
         let mut parent = None;
+        let root = self.tree.root(import.scope);
         for (index, &block) in import.full.iter().enumerate() {
             let sliding = index.checked_sub(import.sliding_first).map(|i| import.sliding[i].0);
             let units = &import.units[index * BLOCK_LEN..];
             let units = &units[..units.len().min(BLOCK_LEN)];
             // Somebody may have computed the same block meanwhile.
             let twin = (units.len() == BLOCK_LEN)
-                .then(|| self.tree.hash_after(parent.map(|p| self.tree.hash(p)), units))
+                .then(|| self.tree.hash_after(parent.map_or(&root, |p| self.tree.hash(p)), units))
                 .and_then(|hash| self.tree.find_full(parent, &hash, None));
             let at = if let Some(known) = twin {
                 if let (None, Some(sliding)) = (self.tree.sliding(known), sliding) {
@@ -152,7 +165,7 @@ impl KvCache {
                 }
                 known
             } else {
-                self.publish(block, parent, sliding);
+                self.publish(block, parent, sliding, import.scope);
                 for &unit in units {
                     self.tree.push(block, unit);
                 }
@@ -180,9 +193,9 @@ impl KvCache {
     }
 
     /// Holds the known full blocks of a prefix, as many as there are.
-    pub fn hold(&mut self, units: &[Unit]) -> Held {
+    pub fn hold(&mut self, scope: CacheScope, units: &[Unit]) -> Held {
         self.tick += 1;
-        let path = self.walk(units, units.len());
+        let path = self.walk(scope, units, units.len());
         let mut blocks = Vec::with_capacity(path.len());
         for full in path {
             self.full.add_ref(full);

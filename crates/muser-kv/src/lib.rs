@@ -9,6 +9,7 @@
 //!
 //! - Blocks are append-only until full and never written again while anyone can see them, so sharing needs no
 //!   copy-on-write.
+//! - A prefix belongs to a [`CacheScope`]: what one scope has is not there for another.
 //! - A sequence that ends leaves its blocks in the tree (reference count 0, *cached*) until memory is needed.
 //! - A new sequence takes every known block of its prompt. To resume at a position it needs the full blocks before it
 //!   and only those sliding blocks that the window reaches; the furthest such position is taken.
@@ -22,6 +23,7 @@ mod host;
 mod ids;
 mod import;
 mod pool;
+mod scope;
 mod seq;
 mod tree;
 mod unit;
@@ -31,6 +33,7 @@ pub use error::KvError;
 pub use host::{HostKey, HostTier};
 pub use ids::{BLOCK_LEN, BlockId, KvGroup};
 pub use import::{Held, HeldBlock, Import, ImportBlock};
+pub use scope::CacheScope;
 pub use seq::KvSeq;
 pub use tree::BlockHash;
 pub use unit::Unit;

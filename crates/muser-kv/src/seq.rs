@@ -1,6 +1,6 @@
 //! A sequence's hold on its blocks.
 
-use crate::{BLOCK_LEN, BlockId};
+use crate::{BLOCK_LEN, BlockId, CacheScope};
 
 /// The block tables of one live sequence. Made by [`crate::KvCache::begin`], given back by [`crate::KvCache::release`];
 /// dropping it instead leaks its blocks.
@@ -12,6 +12,7 @@ pub struct KvSeq {
     pub(crate) sliding_first: usize,
     pub(crate) len: usize,
     pub(crate) publish: bool,
+    pub(crate) scope: CacheScope,
 }
 
 impl KvSeq {

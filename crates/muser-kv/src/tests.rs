@@ -69,7 +69,7 @@ impl Bench {
 
     fn begin(&mut self, units: &[Unit], max_reuse: usize, publish: bool) -> Live {
         let mut copies = Vec::new();
-        let kv = self.cache.begin(units, max_reuse, 4096, publish, &mut copies);
+        let kv = self.cache.begin(CacheScope::EVERYBODY, units, max_reuse, 4096, publish, &mut copies);
         for copy in copies {
             let memory = match copy.group {
                 KvGroup::Full => &mut self.full,
@@ -190,10 +190,14 @@ fn divergence_resumes_at_the_last_boundary_whose_window_is_left() {
     run(&mut bench, &tokens(20_000..22_500));
     let mut again = tokens(0..2724);
     again.push(Unit::token(1));
-    assert_eq!(bench.cache.known(&again, 2724), 2724, "the end of a path keeps its window");
+    assert_eq!(
+        bench.cache.known(CacheScope::EVERYBODY, &again, 2724),
+        2724,
+        "the end of a path keeps its window"
+    );
     let mut other = tokens(0..960);
     other.extend(tokens(9000..9100));
-    let known = bench.cache.known(&other, other.len() - 1);
+    let known = bench.cache.known(CacheScope::EVERYBODY, &other, other.len() - 1);
     assert!(known <= 960);
     assert_eq!(run(&mut bench, &other), known);
     bench.audit(&[]);
@@ -205,10 +209,10 @@ fn an_unfinished_block_is_taken_over_without_a_copy_by_its_continuation() {
     run(&mut bench, &tokens(0..100));
     let mut copies = Vec::new();
     let next = tokens(0..140);
-    let seq = bench.cache.begin(&next, 139, 512, true, &mut copies);
+    let seq = bench.cache.begin(CacheScope::EVERYBODY, &next, 139, 512, true, &mut copies);
     assert_eq!((seq.len(), copies.len()), (100, 0));
     // It belongs to that sequence now: a second one gets a copy.
-    let second = bench.cache.begin(&next, 139, 512, true, &mut copies);
+    let second = bench.cache.begin(CacheScope::EVERYBODY, &next, 139, 512, true, &mut copies);
     assert_eq!((second.len(), copies.len()), (100, 2));
     assert_ne!(seq.full()[0], second.full()[0]);
     bench.cache.release(seq);
@@ -220,13 +224,13 @@ fn an_unfinished_block_is_taken_over_without_a_copy_by_its_continuation() {
 fn identity_separates_prefixes() {
     let hash = |identity: &[u8]| {
         let tree = tree::Tree::new(1, identity);
-        tree.hash_after(None, &tokens(0..256))
+        tree.hash_after(&tree.root(CacheScope::EVERYBODY), &tokens(0..256))
     };
     assert_eq!(hash(b"a"), hash(b"a"));
     assert_ne!(hash(b"a"), hash(b"b"));
     let tree = tree::Tree::new(1, b"a");
-    let first = tree.hash_after(None, &tokens(0..256));
-    assert_ne!(tree.hash_after(Some(&first), &tokens(0..256)), first);
+    let first = tree.hash_after(&tree.root(CacheScope::EVERYBODY), &tokens(0..256));
+    assert_ne!(tree.hash_after(&first, &tokens(0..256)), first);
     assert_ne!(Unit::media(&[1; 32], 0), Unit::media(&[2; 32], 0));
     assert_ne!(Unit::media(&[1; 32], 0), Unit::media(&[1; 32], 1));
     assert_eq!(Unit::media(&[1; 32], 0).as_token(), None);
@@ -260,7 +264,7 @@ fn an_unpublished_sequence_leaves_nothing() {
     bench.cache.release(a.kv);
     let stats = bench.cache.stats();
     assert_eq!((stats.full.free, stats.sliding.free), (8, 8));
-    assert_eq!(bench.cache.known(&units, 299), 0);
+    assert_eq!(bench.cache.known(CacheScope::EVERYBODY, &units, 299), 0);
 }
 
 #[test]
@@ -293,7 +297,7 @@ fn run_in_chunks(bench: &mut Bench, units: &[Unit], chunk: usize) -> usize {
 fn an_imported_prefix_is_known_afterwards_and_only_its_window_was_needed() {
     let mut bench = Bench::new(32, 32, 512);
     let units = tokens(0..2100);
-    let import = bench.cache.begin_import(&units, 8).expect("fits");
+    let import = bench.cache.begin_import(CacheScope::EVERYBODY, &units, 8).expect("fits");
     let todo: Vec<_> = import.blocks().collect();
     let count = |group| todo.iter().filter(|block| block.group == group).count();
     assert_eq!((count(KvGroup::Full), count(KvGroup::Sliding)), (8, 2));
@@ -308,17 +312,23 @@ fn an_imported_prefix_is_known_afterwards_and_only_its_window_was_needed() {
     bench.cache.finish_import(import);
     bench.audit(&[]);
     assert_eq!(run(&mut bench, &units), 2048);
-    let held = bench.cache.hold(&units);
+    let held = bench.cache.hold(CacheScope::EVERYBODY, &units);
     assert_eq!(held.blocks.len(), 8);
     assert!(held.blocks[5].sliding.is_none() && held.blocks[6].sliding.is_some());
     bench.cache.unhold(held);
     // An import that is given up leaves no trace.
     let before = bench.cache.stats();
-    let import = bench.cache.begin_import(&tokens(50_000..52_000), 7).expect("fits");
+    let import = bench.cache.begin_import(CacheScope::EVERYBODY, &tokens(50_000..52_000), 7).expect("fits");
     bench.cache.abort_import(import);
     assert_eq!(bench.cache.stats().full.free, before.full.free);
-    assert!(matches!(bench.cache.begin_import(&units, 9), Err(KvError::ShortImport { .. })));
-    assert!(matches!(bench.cache.begin_import(&tokens(0..90 * 256), 90), Err(KvError::OutOfBlocks { .. })));
+    assert!(matches!(
+        bench.cache.begin_import(CacheScope::EVERYBODY, &units, 9),
+        Err(KvError::ShortImport { .. })
+    ));
+    assert!(matches!(
+        bench.cache.begin_import(CacheScope::EVERYBODY, &tokens(0..90 * 256), 90),
+        Err(KvError::OutOfBlocks { .. })
+    ));
     bench.audit(&[]);
 }
 
@@ -376,7 +386,7 @@ fn random_life(seed: u64) {
             4 => {
                 let stem = &stems[rng.below(stems.len())];
                 let blocks = 1 + rng.below(5);
-                if let Ok(import) = bench.cache.begin_import(stem, blocks) {
+                if let Ok(import) = bench.cache.begin_import(CacheScope::EVERYBODY, stem, blocks) {
                     let hashes = row_hashes(stem);
                     for block in import.blocks() {
                         let memory = match block.group {
@@ -425,4 +435,49 @@ fn random_lives_keep_every_row_where_it_belongs() {
     for seed in 0..lives {
         random_life(seed);
     }
+}
+
+#[test]
+fn scopes_know_nothing_of_each_other() {
+    let scopes = [
+        CacheScope::EVERYBODY,
+        CacheScope::of(&[b"a"]),
+        CacheScope::of(&[b"a", b"salt"]),
+        CacheScope::of(&[b"as", b"alt"]),
+        CacheScope::of(&[b"asalt"]),
+    ];
+    let mut bench = Bench::new(64, 64, 512);
+    let units = tokens(0..1000);
+    let mut copies = Vec::new();
+    // Whole blocks and an unfinished one, of one scope after the other.
+    for (i, &scope) in scopes.iter().enumerate() {
+        for (j, &other) in scopes.iter().enumerate() {
+            let expected = if j < i { 999 } else { 0 };
+            assert_eq!(bench.cache.known(other, &units, 999), expected, "{j} after {i}");
+            let whole = |_, _| false;
+            assert_eq!(bench.cache.resumable_with(other, &units, 3, whole), if j < i { 3 } else { 0 });
+        }
+        let mut seq = bench.cache.begin(scope, &units, 999, 1024, true, &mut copies);
+        assert!(seq.is_empty() && copies.is_empty(), "nothing of another scope is taken or copied");
+        bench.cache.reserve(&mut seq, units.len()).expect("fits");
+        bench.cache.commit(&mut seq, &units);
+        bench.cache.release(seq);
+    }
+    // Their hashes differ from the first block on, so a tier that goes by hashes keeps them apart too.
+    let hashes: Vec<_> = scopes.iter().map(|&scope| bench.cache.chain_hashes(scope, &units)).collect();
+    for (i, one) in hashes.iter().enumerate() {
+        for other in &hashes[..i] {
+            assert!(one.iter().all(|hash| !other.contains(hash)));
+        }
+    }
+    // What is brought from elsewhere is for its scope alone.
+    let fresh = tokens(5000..5600);
+    let import = bench.cache.begin_import(scopes[1], &fresh, 2).expect("fits");
+    bench.cache.finish_import(import);
+    let known = scopes.map(|scope| bench.cache.known(scope, &fresh, 599));
+    assert_eq!(known, [0, 512, 0, 0, 0]);
+    let held = bench.cache.hold(scopes[2], &fresh);
+    assert!(held.blocks.is_empty());
+    bench.cache.unhold(held);
+    assert!(!format!("{:?}", scopes[1]).contains(&format!("{:02x}", scopes[1].as_bytes()[0])));
 }

@@ -3,7 +3,7 @@
 //! A node has the id of its full block, so there is nothing to keep in step. Everything is preallocated: links are
 //! intrusive lists, the units of all blocks lie in one flat buffer.
 
-use crate::{BLOCK_LEN, BlockId, Unit};
+use crate::{BLOCK_LEN, BlockId, CacheScope, Unit};
 
 /// Position in the keyed hash chain: stands for the content of a block and everything before it.
 pub type BlockHash = [u8; 32];
@@ -25,6 +25,8 @@ struct Node {
     last_used: u64,
     /// Valid once `len` is [`BLOCK_LEN`].
     hash: BlockHash,
+    /// Whose path it is on.
+    scope: CacheScope,
 }
 
 const EMPTY: Node = Node {
@@ -39,6 +41,7 @@ const EMPTY: Node = Node {
     hint: false,
     last_used: 0,
     hash: [0; 32],
+    scope: CacheScope::EVERYBODY,
 };
 
 #[derive(Debug)]
@@ -62,15 +65,25 @@ impl Tree {
         }
     }
 
-    /// Hash of a full block with this content after `parent` (`None`: at the beginning).
-    pub(crate) fn hash_after(&self, parent: Option<&BlockHash>, units: &[Unit]) -> BlockHash {
+    /// What stands before the first block of a scope's prefixes.
+    pub(crate) fn root(&self, scope: CacheScope) -> BlockHash {
+        if scope.is_default() {
+            return self.root_hash;
+        }
+        let mut hasher = blake3::Hasher::new_keyed(&self.key);
+        hasher.update(b"root of").update(scope.as_bytes());
+        *hasher.finalize().as_bytes()
+    }
+
+    /// Hash of a full block with this content after the one with the hash `before`, or after [`Tree::root`].
+    pub(crate) fn hash_after(&self, before: &BlockHash, units: &[Unit]) -> BlockHash {
         debug_assert_eq!(units.len(), BLOCK_LEN);
         let mut bytes = [0; BLOCK_LEN * 8];
         for (to, unit) in bytes.chunks_exact_mut(8).zip(units) {
             to.copy_from_slice(&unit.to_le_bytes());
         }
         let mut hasher = blake3::Hasher::new_keyed(&self.key);
-        hasher.update(parent.unwrap_or(&self.root_hash)).update(&bytes);
+        hasher.update(before).update(&bytes);
         *hasher.finalize().as_bytes()
     }
 
@@ -119,6 +132,19 @@ impl Tree {
         })
     }
 
+    /// The children of `parent`, or the beginnings of a scope's prefixes.
+    pub(crate) fn children_in(
+        &self,
+        parent: Option<BlockId>,
+        scope: CacheScope,
+    ) -> impl Iterator<Item = BlockId> + '_ {
+        self.children(parent).filter(move |child| self.scope(*child) == scope)
+    }
+
+    pub(crate) fn scope(&self, block: BlockId) -> CacheScope {
+        self.nodes[block.0 as usize].scope
+    }
+
     pub(crate) fn last_used(&self, block: BlockId) -> u64 {
         self.nodes[block.0 as usize].last_used
     }
@@ -152,6 +178,7 @@ impl Tree {
         block: BlockId,
         parent: Option<BlockId>,
         sliding: Option<BlockId>,
+        scope: CacheScope,
         tick: u64,
     ) {
         let first = parent.map_or(self.first_root, |p| self.nodes[p.0 as usize].first_child);
@@ -161,6 +188,7 @@ impl Tree {
             sliding,
             in_tree: true,
             last_used: tick,
+            scope,
             ..EMPTY
         };
         if let Some(first) = some(first) {
@@ -179,8 +207,8 @@ impl Tree {
         self.units[at * BLOCK_LEN + len] = unit;
         self.nodes[at].len += 1;
         if len + 1 == BLOCK_LEN {
-            let parent = self.parent(block).map(|p| *self.hash(p));
-            self.nodes[at].hash = self.hash_after(parent.as_ref(), self.units(block));
+            let before = self.parent(block).map_or_else(|| self.root(self.scope(block)), |p| *self.hash(p));
+            self.nodes[at].hash = self.hash_after(&before, self.units(block));
         }
         len + 1
     }

@@ -93,7 +93,8 @@ impl Counters {
         match &error {
             PackError::Refused { reason, .. } => add(&self.refusals[reason.number()], 1),
             PackError::Full { .. } => add(&self.full, 1),
-            PackError::Cancelled | PackError::Busy | PackError::Caller { .. } => {}
+            PackError::Cancelled | PackError::Changed { .. } | PackError::Busy | PackError::Caller { .. } => {
+            }
             _ => add(&self.failures, 1),
         }
         error

@@ -312,6 +312,12 @@ pub enum PackError {
     /// Garbage is being collected; nothing may be read or written for the moment.
     #[error("the pack store is being cleaned up")]
     Busy,
+    /// Somebody else has changed it since the caller looked.
+    #[error("{what} was changed meanwhile")]
+    Changed {
+        /// What.
+        what: &'static str,
+    },
     /// The caller stopped the work.
     #[error("cancelled")]
     Cancelled,
@@ -357,6 +363,7 @@ impl PackError {
             Self::KeyFile { .. } => "key_file",
             Self::Random => "random",
             Self::Busy => "busy",
+            Self::Changed { .. } => "changed",
             Self::Cancelled => "cancelled",
             Self::Limit { .. } => "limit",
             Self::Caller { .. } => "caller",

@@ -134,6 +134,14 @@ impl KeyFile {
     }
 }
 
+/// Keeps this process's memory, where keys and prompts are in plain, out of files that the system writes when it crashes,
+/// and from other processes of the same user. Nothing is done where the system has no such thing.
+pub fn keep_out_of_dumps() -> std::io::Result<()> {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?;
+    Ok(())
+}
+
 /// What tells whether a key file has changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyStamp {

@@ -36,11 +36,11 @@ pub use fingerprint::{FileStamp, FingerprintCache, TensorBytes, WeightsRoot};
 pub use identity::{
     Adapter, Digest, DraftModel, Geometry, Identity, LayerKind, Media, Positions, Representation,
 };
-pub use key_file::{KeyFile, KeyStamp};
+pub use key_file::{KeyFile, KeyStamp, keep_out_of_dumps};
 pub use keys::{EpochInfo, KeyRing, MAX_EPOCHS};
 pub use library::{
-    Fetch, Library, LibraryOptions, PackInfo, Place, Plan, Publication, Published, RecordInfo, Recovered,
-    RestoreLimits, Scope, Segment, VerifyReport, Wanted,
+    Expect, Fetch, Library, LibraryOptions, PackInfo, Place, Plan, Publication, Published, RecordInfo,
+    Recovered, Resealed, RestoreLimits, Scope, Segment, VerifyReport, Wanted,
 };
 pub use manifest::{ChainKey, MAX_POSITIONS};
 pub use name::{Area, ObjectName, PackId, SegmentId};

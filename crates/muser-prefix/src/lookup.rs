@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use muser_engine::{Delivery, Found, PrefixQuery, RestoreFailure, StoredPrefix};
 use muser_kv::{BLOCK_LEN, KvGroup};
-use muser_pack::{ChainKey, Plan, Segment};
+use muser_pack::{ChainKey, Plan, Scope, Segment};
 
 use crate::fetch::FetchJob;
 use crate::figures::Counters;
@@ -30,9 +30,10 @@ fn answer(shared: &Arc<Shared>, query: PrefixQuery) {
     let units = query.units();
     // Another process may have published it.
     shared.library.keep_up();
-    let plan = shared.library.longest(&shared.scope, units, units.len(), false);
+    let scope = shared.scope_of(query.scope());
+    let plan = shared.library.longest(&scope, units, units.len(), false);
     let known = query.known();
-    let keys = shared.scope.chain(&units[..units.len() / BLOCK_LEN * BLOCK_LEN]);
+    let keys = scope.chain(&units[..units.len() / BLOCK_LEN * BLOCK_LEN]);
     let stored = shared.library.stored(&keys);
     // What is stored beyond what memory knows may be of use together with what memory has, also where the store alone
     // could not resume.
@@ -40,7 +41,7 @@ fn answer(shared: &Arc<Shared>, query: PrefixQuery) {
         || plan.as_ref().is_some_and(|plan| plan.positions > known);
     let found: Found = further.then(|| {
         let prefix: Arc<dyn StoredPrefix> =
-            Arc::new(PackedPrefix { shared: Arc::clone(shared), keys, stored, plan });
+            Arc::new(PackedPrefix { shared: Arc::clone(shared), scope, keys, stored, plan });
         prefix
     });
     query.answer(found);
@@ -52,6 +53,7 @@ type Block = (KvGroup, usize);
 /// A prompt as far as the store has it.
 struct PackedPrefix {
     shared: Arc<Shared>,
+    scope: Scope,
     keys: Vec<ChainKey>,
     /// Full and sliding segment of each whole block.
     stored: Vec<(bool, bool)>,
@@ -92,7 +94,7 @@ impl PackedPrefix {
                     KvGroup::Sliding => (0..0, range.clone()),
                 };
                 let library = &self.shared.library;
-                let plan = library.plan(&self.keys, &self.shared.scope, range.end, full, sliding);
+                let plan = library.plan(&self.keys, &self.scope, range.end, full, sliding);
                 let Some(plan) = plan else { return Err(self.first_gone(group, run)) };
                 segments.extend(&plan.segments);
                 leases.push(plan);

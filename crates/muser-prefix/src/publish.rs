@@ -52,7 +52,7 @@ fn publish(shared: &Shared, offer: &PrefixOffer, buffer: &mut Vec<u8>) -> End {
         End::Failed
     };
     let mut pace = Pace { began: Instant::now() };
-    let mut publication = match shared.library.begin_publish(&shared.scope, offer.units()) {
+    let mut publication = match shared.library.begin_publish(&shared.scope_of(offer.scope()), offer.units()) {
         Ok(publication) => publication,
         Err(error) => return failed(&error),
     };

@@ -1,12 +1,13 @@
 //! The source that the engine gets, and the handle that everybody else has.
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use muser_engine::{PrefixOffer, PrefixQuery, PrefixSource};
-use muser_kv::{KvGroup, Unit};
+use muser_kv::{CacheScope, KvGroup, Unit};
 use muser_pack::{Library, PackId, Scope};
 
 use crate::buffers::Buffers;
@@ -21,6 +22,8 @@ use crate::{PackFigures, WeightsFiles};
 const MOST_OFFERS: usize = 32;
 /// Questions and fetches that may wait: more than requests that an engine takes.
 const MOST_REQUESTS: usize = 4096;
+/// Tenants whose keys are remembered; deriving them again is cheap.
+const MOST_SCOPES: usize = 1024;
 
 /// How the bridge works.
 #[derive(Clone, Debug)]
@@ -63,7 +66,10 @@ impl Default for PackOptions {
 /// What all threads share.
 pub(crate) struct Shared {
     pub(crate) library: Library,
+    /// Everybody's scope.
     pub(crate) scope: Scope,
+    /// Those of others that were used lately.
+    scopes: Mutex<HashMap<CacheScope, Scope>>,
     pub(crate) options: PackOptions,
     pub(crate) queries: WorkQueue<PrefixQuery>,
     pub(crate) fetches: WorkQueue<Arc<FetchJob>>,
@@ -73,6 +79,21 @@ pub(crate) struct Shared {
     /// Somebody waits for publications: go on without rests.
     pub(crate) hurries: AtomicUsize,
     pub(crate) closed: AtomicBool,
+}
+
+impl Shared {
+    /// The packs' scope of a scope of the engine: a tenant of its own, under the same identity.
+    pub(crate) fn scope_of(&self, scope: CacheScope) -> Scope {
+        if scope.is_default() {
+            return self.scope.clone();
+        }
+        let mut scopes = self.scopes.lock().unwrap_or_else(PoisonError::into_inner);
+        if scopes.len() >= MOST_SCOPES {
+            scopes.clear();
+        }
+        let tenant = || self.library.scope_for(self.scope.identity().clone(), scope);
+        scopes.entry(scope).or_insert_with(tenant).clone()
+    }
 }
 
 /// The engine's end. When the engine drops it, all threads end.
@@ -99,6 +120,7 @@ impl PackSource {
         let shared = Arc::new(Shared {
             library,
             scope,
+            scopes: Mutex::default(),
             queries: WorkQueue::new(MOST_REQUESTS),
             fetches: WorkQueue::new(MOST_REQUESTS),
             offers: WorkQueue::new(MOST_OFFERS),
@@ -159,9 +181,14 @@ impl PackUse {
         &self.shared.library
     }
 
-    /// Whose prefixes, under which identity.
+    /// Everybody's prefixes, under the identity of what is computed.
     pub fn scope(&self) -> &Scope {
         &self.shared.scope
+    }
+
+    /// The same for one scope of the engine.
+    pub fn scope_of(&self, scope: CacheScope) -> Scope {
+        self.shared.scope_of(scope)
     }
 
     /// The figures now.

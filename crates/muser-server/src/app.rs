@@ -13,7 +13,7 @@ use ring::rand::{SecureRandom as _, SystemRandom};
 use tokio::task::spawn_blocking;
 
 use crate::auth::Keys;
-use crate::backend::{Backend, Snapshot};
+use crate::backend::{Backend, Slot, Snapshot};
 use crate::config::ServerConfig;
 use crate::error::{ApiError, ServerError};
 use crate::metrics::Metrics;
@@ -137,6 +137,17 @@ impl App {
             now.pack_refusals = packs.refusals;
             now.packs = packs.count;
             now.pack_bytes = packs.held_bytes;
+        }
+        now
+    }
+
+    /// The state without what it says of single requests, where those are not everybody's: how long a prompt is and how
+    /// much of it was cached is its owner's business.
+    pub fn without_sizes(&self, mut now: Snapshot) -> Snapshot {
+        if !self.keys.is_empty() && !self.config.shared_cache {
+            for slot in &mut now.slots {
+                *slot = Slot { id: slot.id, busy: slot.busy, ..Slot::default() };
+            }
         }
         now
     }

@@ -14,6 +14,7 @@ use subtle::{Choice, ConstantTimeEq as _};
 
 use crate::app::SharedApp;
 use crate::error::{ApiError, Dialect};
+use crate::owner::Owner;
 
 /// The accepted keys.
 #[derive(Debug, Clone, Default)]
@@ -35,12 +36,17 @@ impl Keys {
 
     /// Whether `candidate` is one of the keys.
     pub fn accept(&self, candidate: &[u8]) -> bool {
+        self.owner_of(candidate).is_some()
+    }
+
+    /// Who has this key, if it is one.
+    pub fn owner_of(&self, candidate: &[u8]) -> Option<Owner> {
         let candidate = digest(candidate);
         let mut found = Choice::from(0);
         for known in &self.digests {
             found |= known.ct_eq(&candidate);
         }
-        found.into()
+        bool::from(found).then(|| Owner::of_key(&candidate))
     }
 }
 
@@ -58,10 +64,13 @@ pub async fn guard(State(app): State<SharedApp>, request: Request, next: Next) -
     let path = request.uri().path();
     let dialect = Dialect::of_path(path);
     let open = OPEN_PATHS.contains(&path);
+    let mut owner = Owner::EVERYBODY;
     if !open {
         if !app.keys.is_empty() {
-            if !presented_key(request.headers()).is_some_and(|key| app.keys.accept(key)) {
-                return ApiError::unauthorized().into_response_as(dialect);
+            match presented_key(request.headers()).and_then(|key| app.keys.owner_of(key)) {
+                Some(known) if !app.config.shared_cache => owner = known,
+                Some(_) => {}
+                None => return ApiError::unauthorized().into_response_as(dialect),
             }
         } else if !app.config.insecure && !origin_allowed(request.headers(), &app.config.cors_origins) {
             return ApiError::foreign_origin().into_response_as(dialect);
@@ -69,7 +78,7 @@ pub async fn guard(State(app): State<SharedApp>, request: Request, next: Next) -
     }
     let (method, shown_path) = (request.method().clone(), path.to_owned());
     let begun = Instant::now();
-    let response = next.run(request).await;
+    let response = owner.answering(next.run(request)).await;
     let status = response.status();
     // The path is all that a request's text adds to the log; bodies and prompts never do.
     let headers_ms = begun.elapsed().as_millis() as u64;

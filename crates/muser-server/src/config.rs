@@ -27,6 +27,8 @@ pub struct Limits {
     pub connections: usize,
     /// Answers asked for in one request (`n`, or a list of prompts).
     pub answers_per_request: usize,
+    /// Sessions (and, counted by themselves, saved slots) that one owner may keep.
+    pub keepsakes_per_owner: usize,
     /// Output tokens when the request names no limit; `None`: as many as the context holds.
     pub default_output_tokens: Option<u32>,
 }
@@ -41,6 +43,7 @@ impl Default for Limits {
             stalled_write_time: Duration::from_secs(30),
             connections: 1024,
             answers_per_request: 16,
+            keepsakes_per_owner: 1000,
             default_output_tokens: None,
         }
     }
@@ -68,6 +71,8 @@ pub struct ServerConfig {
     pub tls_key: Option<PathBuf>,
     /// Listen beyond loopback without key or TLS.
     pub insecure: bool,
+    /// All keys share cached prefixes, packs, sessions and slots, so that each may learn what the others have.
+    pub shared_cache: bool,
     /// Origins that browsers may call from; empty: none, `*`: any.
     pub cors_origins: Vec<String>,
     /// Refuse requests whose `model` is not the loaded one.
@@ -88,6 +93,7 @@ impl Default for ServerConfig {
             tls_certificate: None,
             tls_key: None,
             insecure: false,
+            shared_cache: false,
             cors_origins: Vec::new(),
             strict_model_name: false,
             limits: Limits::default(),

@@ -175,6 +175,14 @@ impl ApiError {
         fault
     }
 
+    /// The owner keeps as much as one may.
+    pub fn over_quota(message: impl Into<String>) -> Self {
+        let mut answer = Self::bad(message);
+        answer.status = StatusCode::INSUFFICIENT_STORAGE;
+        answer.code = Some("over_quota");
+        answer
+    }
+
     /// 400: the server was started without packs.
     pub fn no_packs() -> Self {
         let mut fault = Self::bad("This server keeps no packs; start it with --packs");

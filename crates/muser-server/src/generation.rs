@@ -22,6 +22,7 @@ use crate::backend::EventStream;
 use crate::error::ApiError;
 use crate::form;
 use crate::metrics::ChoiceClock;
+use crate::owner::Owner;
 use crate::params::drawn_seed;
 use crate::text::TextSide;
 use crate::work::{Prompt, Work};
@@ -39,6 +40,7 @@ pub struct Generation {
 
 /// What the first choice has in its cache, for whoever saves the slot later.
 struct HeldTokens {
+    owner: Owner,
     slot: Option<usize>,
     ids: Vec<u32>,
 }
@@ -68,17 +70,20 @@ impl Generation {
         let default_limit = app.config.limits.default_output_tokens;
         let stops = work.stops.clone();
         let slot = work.slot;
+        let owner = Owner::current()?;
+        let scope = owner.scope(work.cache_salt.as_deref());
         let output_limit = work.max_tokens.or(default_limit);
-        let prepared = {
+        let mut prepared = {
             let loaded = Arc::clone(loaded);
             aside(move || prepare(&loaded.text, work, seed, output_limit)).await?
         };
+        prepared.request.scope = scope;
         let choices = prepared.request.n as usize;
         let decoder = loaded.text.decoder(&prepared.options)?;
         let offered = !prepared.options.tools.is_empty();
         let prompt_tokens = prepared.request.prompt.tokens.len();
         let held = app.packs().is_ok() && prepared.request.cache;
-        let held = held.then(|| HeldTokens { slot, ids: prepared.request.prompt.tokens.clone() });
+        let held = held.then(|| HeldTokens { owner, slot, ids: prepared.request.prompt.tokens.clone() });
         let stream = loaded
             .backend
             .submit(prepared.request)
@@ -267,9 +272,9 @@ impl Drop for Generation {
         if !self.ended {
             self.loaded.metrics.cancelled.inc();
         }
-        if let Some(HeldTokens { slot, ids }) = self.held.take() {
+        if let Some(HeldTokens { owner, slot, ids }) = self.held.take() {
             let count = self.loaded.backend.snapshot().slots.len();
-            self.loaded.slots.note(slot, count, ids);
+            self.loaded.slots.note(owner, slot, count, ids);
         }
     }
 }
@@ -380,6 +385,7 @@ pub(crate) async fn read_prompt(loaded: &Loaded, ids: Vec<u32>, cache: bool) -> 
     let mut request = Request::new(ids, Vec::new());
     request.max_tokens = Some(0);
     request.cache = cache;
+    request.scope = Owner::current()?.scope(None);
     let mut stream =
         loaded.backend.submit(request).map_err(|refusal| refused(loaded, &refusal, tokens, Some(0)))?;
     let mut usage = Usage::default();

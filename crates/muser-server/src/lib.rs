@@ -25,6 +25,7 @@ pub mod listen;
 pub mod live;
 pub mod metrics;
 mod opening;
+pub mod owner;
 pub mod packs;
 pub mod params;
 pub mod routes;

@@ -5,18 +5,26 @@
 //! that belongs to it. Names are checked, and inside the store only keyed hashes of them exist. Every call may wait for a
 //! disk: never call one on a thread that drives connections.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::http::StatusCode;
 use muser_kv::Unit;
-use muser_pack::{Library, PackError, PackId, Scope};
+use muser_pack::{Expect, Library, PackError, PackId, RecordInfo, Refusal, Scope};
 use serde_json::{Value, json};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::ApiError;
+use crate::owner::Owner;
 
 /// Longest name of a session or a slot file in bytes.
 const MAX_NAME_BYTES: usize = 128;
+
+/// Of the store's budget one key's pinned packs may take one part in so many.
+const PINNED_SHARE: u64 = 2;
+
+/// Most saves at a time. Each has a thread of the pool on which all prompts are prepared.
+const MOST_SAVES: usize = 32;
 
 /// How long a save waits for the engine to have published what it computed.
 const SETTLE_TIME: Duration = Duration::from_mins(1);
@@ -38,6 +46,60 @@ impl Keepsake {
             Self::Session => "session",
             Self::Slot => "slot",
         }
+    }
+}
+
+/// Where a keepsake is: whose, of which kind, under which name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// Whose it is.
+    pub owner: Owner,
+    /// What it is.
+    pub what: Keepsake,
+    /// Its name, which is checked.
+    pub name: String,
+}
+
+/// In which state a name must be for what is to be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// Whatever.
+    Any,
+    /// Nothing is remembered under it.
+    New,
+    /// What was created then is.
+    Created(u64),
+}
+
+impl Place {
+    /// A place of whoever is being answered.
+    pub fn of_current(what: Keepsake, name: &str) -> Result<Self, ApiError> {
+        Ok(Self { owner: Owner::current()?, what, name: name.to_owned() })
+    }
+
+    fn kind(&self) -> String {
+        self.owner.record_kind(self.what.kind())
+    }
+
+    fn check(&self, state: State, before: Option<(u64, &Value)>) -> Result<Expect, ApiError> {
+        match (state, before) {
+            (State::Any, _) => Ok(Expect::Anything),
+            (State::New, None) => Ok(Expect::Absent),
+            (State::Created(time), Some((revision, content))) if content["created"] == time => {
+                Ok(Expect::Revision(revision))
+            }
+            _ => Err(self.changed()),
+        }
+    }
+
+    fn changed(&self) -> ApiError {
+        let kind = self.what.kind();
+        ApiError::conflict(
+            "name",
+            format!(
+                "There is a {kind} of this name, or it was changed meanwhile; save to it, or delete it first"
+            ),
+        )
     }
 }
 
@@ -75,6 +137,9 @@ pub struct Packs {
     library: Library,
     scope: Scope,
     settle: Box<dyn Fn(Duration) -> bool + Send + Sync>,
+    most_keepsakes: usize,
+    /// Saves may wait long for a disk; a few at a time do.
+    saving: Arc<Semaphore>,
     /// Held while a keepsake and its pack change together, so that nobody removes a pack that another has just found.
     changing: Mutex<()>,
 }
@@ -87,7 +152,23 @@ impl Packs {
         scope: Scope,
         settle: impl Fn(Duration) -> bool + Send + Sync + 'static,
     ) -> Self {
-        Self { library, scope, settle: Box::new(settle), changing: Mutex::new(()) }
+        let most_keepsakes = crate::Limits::default().keepsakes_per_owner;
+        let saving = Arc::new(Semaphore::new(MOST_SAVES));
+        Self { library, scope, settle: Box::new(settle), most_keepsakes, saving, changing: Mutex::new(()) }
+    }
+
+    /// The same with another limit on what one owner may keep.
+    #[must_use]
+    pub fn with_most_keepsakes(self, most_keepsakes: usize) -> Self {
+        Self { most_keepsakes, ..self }
+    }
+
+    /// The right to save something, until it is dropped.
+    ///
+    /// # Errors
+    /// 429 while as many as may are saving.
+    pub fn begin_save(&self) -> Result<OwnedSemaphorePermit, ApiError> {
+        Arc::clone(&self.saving).try_acquire_owned().map_err(|_| ApiError::queue_full(1))
     }
 
     /// The library.
@@ -109,13 +190,54 @@ impl Packs {
         pack.identity == *self.scope.digest()
     }
 
+    /// The packs of an owner.
+    pub fn of_owner(&self, owner: Owner) -> Vec<muser_pack::PackInfo> {
+        let tenant = *self.scope_of(owner).tenant_id();
+        let mut packs = self.library.packs();
+        packs.retain(|pack| pack.tenant == tenant);
+        packs
+    }
+
+    /// A pack of an owner's.
+    pub fn find(&self, owner: Owner, id: PackId) -> Result<muser_pack::PackInfo, ApiError> {
+        let found = self.library.pack(id).filter(|pack| pack.tenant == *self.scope_of(owner).tenant_id());
+        found.ok_or_else(|| ApiError::not_found("There is no such pack"))
+    }
+
+    /// Pins a pack of an owner's, if that leaves others their share of the store.
+    pub fn pin_for(&self, owner: Owner, id: PackId) -> Result<(), ApiError> {
+        let pack = self.find(owner, id)?;
+        if let (false, Some(budget)) = (owner.is_everybody() || pack.pinned, self.budget()?) {
+            let pinned: u64 =
+                self.of_owner(owner).iter().filter(|pack| pack.pinned).map(|pack| pack.bytes).sum();
+            let most = budget / PINNED_SHARE;
+            if pinned.saturating_add(pack.bytes) > most {
+                return Err(ApiError::over_quota(format!(
+                    "This key has pinned packs of {pinned} bytes; with this one they would take more than {most}"
+                )));
+            }
+        }
+        self.library.set_pinned(id, true).map_err(|fault| pack_fault(&fault))
+    }
+
+    fn budget(&self) -> Result<Option<u64>, ApiError> {
+        Ok(self.library.store().usage().map_err(|fault| pack_fault(&fault))?.budget_bytes)
+    }
+
+    fn scope_of(&self, owner: Owner) -> Scope {
+        self.library.scope_for(self.scope.identity().clone(), owner.scope(None))
+    }
+
     /// Waits for the pack of a prefix that the engine has just read, pins it, and remembers what `content` makes of it
     /// under a name. What was remembered there before is replaced, and its pack let go. The content gets no pack if nothing
     /// of the prefix is in the store; prefixes shorter than a block never are.
+    ///
+    /// # Errors
+    /// 409 if the name is not as `state` says (any more), whoever has changed it; nothing is kept then.
     pub fn save(
         &self,
-        what: Keepsake,
-        name: &str,
+        place: &Place,
+        state: State,
         ids: &[u32],
         content: impl FnOnce(Option<Kept>) -> Value,
     ) -> Result<Value, ApiError> {
@@ -123,41 +245,55 @@ impl Packs {
             tracing::warn!("packs are not published in time; a save finds what there is");
         }
         let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
-        let content = content(if ids.is_empty() { None } else { self.pin(ids)? });
-        self.remember(what, name, &content)?;
-        Ok(content)
-    }
-
-    fn pin(&self, ids: &[u32]) -> Result<Option<Kept>, ApiError> {
-        let units: Vec<Unit> = ids.iter().copied().map(Unit::token).collect();
-        let Some(plan) = self.library.longest(&self.scope, &units, units.len(), false) else {
-            return Ok(None);
-        };
-        self.library.set_pinned(plan.pack, true).map_err(|fault| pack_fault(&fault))?;
-        Ok(Some(Kept { id: plan.pack, tokens: plan.positions, bytes: plan.bytes() }))
-    }
-
-    fn remember(&self, what: Keepsake, name: &str, content: &Value) -> Result<(), ApiError> {
-        let before = self.recall(what, name)?.and_then(|(before, _)| pack_of(&before));
+        let before = self.look(place)?;
+        let expect = place.check(state, before.as_ref().map(|(info, content)| (info.revision, content)))?;
+        if before.is_none() {
+            self.check_quota(place)?;
+        }
+        let kept = if ids.is_empty() { None } else { self.pin(place.owner, ids)? };
+        let content = content(kept);
+        let before = before.and_then(|(_, before)| pack_of(&before));
         let bytes = content.to_string().into_bytes();
-        self.library.put_record(what.kind(), name, &bytes).map_err(|fault| pack_fault(&fault))?;
-        match before.filter(|before| Some(*before) != pack_of(content)) {
-            Some(before) => self.let_go(before, false),
-            None => Ok(()),
+        let written = self.library.put_record_if(&place.kind(), &place.name, &bytes, expect);
+        let unneeded = match &written {
+            Ok(_) => before.filter(|before| Some(*before) != pack_of(&content)),
+            // Another process was faster: what was pinned for nothing is let go.
+            Err(_) => kept.map(|kept| kept.id).filter(|id| Some(*id) != before),
+        };
+        if let Some(unneeded) = unneeded {
+            self.let_go(place.owner, unneeded, false)?;
+        }
+        match written {
+            Ok(_) => Ok(content),
+            Err(PackError::Changed { .. }) => Err(place.changed()),
+            Err(fault) => Err(pack_fault(&fault)),
         }
     }
 
-    /// What is remembered under a name, and when it was written. What is not believed (changed by somebody else, sealed
-    /// with a lost key) counts as forgotten; the library counts the reason.
-    pub fn recall(&self, what: Keepsake, name: &str) -> Result<Option<(Value, u64)>, ApiError> {
-        let written = |listed: &muser_pack::RecordInfo| listed.name == name;
-        match self.library.record(what.kind(), name) {
-            Ok(None) => Ok(None),
-            Ok(Some((bytes, _))) => {
-                let listed = self.library.records(what.kind()).map_err(|fault| pack_fault(&fault))?;
-                let when =
-                    listed.iter().find(|listed| written(listed)).map_or(0, |listed| listed.written_unix_s);
-                Ok(serde_json::from_slice(&bytes).ok().map(|content| (content, when)))
+    fn check_quota(&self, place: &Place) -> Result<(), ApiError> {
+        let kept = self.library.records(&place.kind()).map_err(|fault| pack_fault(&fault))?.len();
+        if kept < self.most_keepsakes {
+            return Ok(());
+        }
+        let most = self.most_keepsakes;
+        Err(ApiError::over_quota(format!("{most} {}s are kept already; delete one first", place.what.kind())))
+    }
+
+    fn pin(&self, owner: Owner, ids: &[u32]) -> Result<Option<Kept>, ApiError> {
+        let units: Vec<Unit> = ids.iter().copied().map(Unit::token).collect();
+        let Some(plan) = self.library.longest(&self.scope_of(owner), &units, units.len(), false) else {
+            return Ok(None);
+        };
+        self.pin_for(owner, plan.pack)?;
+        Ok(Some(Kept { id: plan.pack, tokens: plan.positions, bytes: plan.bytes() }))
+    }
+
+    fn look(&self, place: &Place) -> Result<Option<(RecordInfo, Value)>, ApiError> {
+        match self.library.record_with_info(&place.kind(), &place.name) {
+            Ok(found) => {
+                let content =
+                    |(info, bytes): (RecordInfo, Vec<u8>)| Some((info, serde_json::from_slice(&bytes).ok()?));
+                Ok(found.and_then(content))
             }
             Err(PackError::Refused { reason, .. }) => {
                 tracing::warn!(reason = reason.name(), "a record is not believed");
@@ -167,35 +303,42 @@ impl Packs {
         }
     }
 
-    /// All keepsakes of a kind, by name, with the time of their writing.
-    pub fn list(&self, what: Keepsake) -> Result<Vec<(String, Value, u64)>, ApiError> {
-        let listed = self.library.records(what.kind()).map_err(|fault| pack_fault(&fault))?;
+    /// What is remembered under a name, and when it was written. What is not believed (changed by somebody else, sealed
+    /// with a lost key) counts as forgotten; the library counts the reason.
+    pub fn recall(&self, place: &Place) -> Result<Option<(Value, u64)>, ApiError> {
+        Ok(self.look(place)?.map(|(info, content)| (content, info.written_unix_s)))
+    }
+
+    /// All keepsakes of a kind that an owner has, by name, with the time of their writing.
+    pub fn list(&self, owner: Owner, what: Keepsake) -> Result<Vec<(String, Value, u64)>, ApiError> {
+        let listed =
+            self.library.records(&owner.record_kind(what.kind())).map_err(|fault| pack_fault(&fault))?;
         let mut found = Vec::with_capacity(listed.len());
         for record in listed {
-            if let Ok(Some((bytes, _))) = self.library.record(what.kind(), &record.name)
-                && let Ok(content) = serde_json::from_slice(&bytes)
-            {
-                found.push((record.name, content, record.written_unix_s));
+            let place = Place { owner, what, name: record.name };
+            if let Ok(Some((info, content))) = self.look(&place) {
+                found.push((place.name, content, info.written_unix_s));
             }
         }
         Ok(found)
     }
 
     /// Forgets a keepsake and removes its pack, unless another one needs it. `false`: there was none.
-    pub fn forget(&self, what: Keepsake, name: &str) -> Result<bool, ApiError> {
+    pub fn forget(&self, place: &Place) -> Result<bool, ApiError> {
         let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
-        let pack = self.recall(what, name)?.and_then(|(content, _)| pack_of(&content));
-        let there = self.library.remove_record(what.kind(), name).map_err(|fault| pack_fault(&fault))?;
+        let pack = self.recall(place)?.and_then(|(content, _)| pack_of(&content));
+        let there =
+            self.library.remove_record(&place.kind(), &place.name).map_err(|fault| pack_fault(&fault))?;
         if let Some(pack) = pack {
-            self.let_go(pack, true)?;
+            self.let_go(place.owner, pack, true)?;
         }
         Ok(there)
     }
 
     /// Unpins a pack that no keepsake needs any more, and removes it if asked to.
-    fn let_go(&self, pack: PackId, remove: bool) -> Result<(), ApiError> {
+    fn let_go(&self, owner: Owner, pack: PackId, remove: bool) -> Result<(), ApiError> {
         for what in Keepsake::ALL {
-            if self.list(what)?.iter().any(|(_, content, _)| pack_of(content) == Some(pack)) {
+            if self.list(owner, what)?.iter().any(|(_, content, _)| pack_of(content) == Some(pack)) {
                 return Ok(());
             }
         }
@@ -242,6 +385,12 @@ pub fn pack_fault(fault: &PackError) -> ApiError {
     match fault {
         PackError::NotFound { .. } => ApiError::not_found("There is no such pack"),
         PackError::Caller { .. } => ApiError::bad(format!("This cannot be kept: {fault}")),
+        PackError::Refused { reason: Refusal::OverLimit { limit, found, .. }, .. } => {
+            let mut answer =
+                ApiError::bad(format!("This is too large to be kept: {found} bytes, at most {limit} are"));
+            answer.status = StatusCode::PAYLOAD_TOO_LARGE;
+            answer
+        }
         PackError::Busy => ApiError::unavailable("The store of packs is busy"),
         PackError::Full { .. } => {
             let mut answer = ApiError::bad(format!("The store of packs is full: {fault}"));

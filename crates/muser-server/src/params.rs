@@ -50,6 +50,11 @@ pub const SAMPLING_FIELDS: &[Field] = &[
     Field::optional("ignore_eos", Kind::Bool, "go on up to the limit; not with a form or tools"),
     Field::optional("cache_prompt", Kind::Bool, "default true: reuse cached prefixes and leave this one"),
     Field::optional(
+        "cache_salt",
+        Kind::Text,
+        "only requests with the same key and the same text here share cached prefixes, in vLLM's spelling",
+    ),
+    Field::optional(
         "id_slot",
         INTEGER,
         "a name for saving the slot later; any free place computes the request",
@@ -162,6 +167,7 @@ pub fn endings(body: Body<'_>, work: &mut Work) -> Result<(), ApiError> {
     work.ignore_end = body.flag("ignore_eos").unwrap_or(false);
     work.slot = body.integer("id_slot").and_then(|slot| usize::try_from(slot).ok());
     work.use_cache = body.flag("cache_prompt").unwrap_or(true);
+    work.cache_salt = body.text("cache_salt").map(str::to_owned);
     Ok(())
 }
 

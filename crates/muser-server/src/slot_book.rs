@@ -6,6 +6,8 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::owner::Owner;
+
 /// The slots. What they hold is gone with the process.
 #[derive(Debug, Default)]
 pub struct SlotBook {
@@ -20,6 +22,7 @@ struct Book {
 
 #[derive(Debug, Default, Clone)]
 struct Held {
+    owner: Owner,
     ids: Vec<u32>,
     used: u64,
 }
@@ -30,29 +33,43 @@ impl SlotBook {
     }
 
     /// Notes what a request of one of `count` slots has come to. `wanted` is the slot that it named.
-    pub fn note(&self, wanted: Option<usize>, count: usize, ids: Vec<u32>) {
+    pub fn note(&self, owner: Owner, wanted: Option<usize>, count: usize, ids: Vec<u32>) {
         let mut book = self.lock();
         book.slots.resize(count.max(1), Held::default());
         book.uses += 1;
-        let slot = wanted.filter(|slot| *slot < book.slots.len()).unwrap_or_else(|| book.fitting(&ids));
-        book.slots[slot] = Held { ids, used: book.uses };
+        let slot =
+            wanted.filter(|slot| *slot < book.slots.len()).unwrap_or_else(|| book.fitting(owner, &ids));
+        book.slots[slot] = Held { owner, ids, used: book.uses };
     }
 
-    /// The tokens of a slot; none if it has not been used.
-    pub fn ids(&self, slot: usize) -> Vec<u32> {
-        self.lock().slots.get(slot).map(|held| held.ids.clone()).unwrap_or_default()
+    /// The tokens of an owner's slot; none if somebody else has used it last, or nobody.
+    pub fn ids(&self, owner: Owner, slot: usize) -> Vec<u32> {
+        let book = self.lock();
+        let held = book.slots.get(slot).filter(|held| held.owner == owner);
+        held.map(|held| held.ids.clone()).unwrap_or_default()
     }
 
-    /// Forgets the tokens of a slot and says how many they were.
-    pub fn erase(&self, slot: usize) -> usize {
-        self.lock().slots.get_mut(slot).map_or(0, |held| std::mem::take(&mut held.ids).len())
+    /// Forgets the tokens of an owner's slot and says how many they were.
+    pub fn erase(&self, owner: Owner, slot: usize) -> usize {
+        let mut book = self.lock();
+        let held = book.slots.get_mut(slot).filter(|held| held.owner == owner);
+        held.map_or(0, |held| std::mem::take(&mut held.ids).len())
+    }
+
+    /// Is a slot's last request this owner's?
+    pub fn belongs_to(&self, owner: Owner, slot: usize) -> bool {
+        self.lock().slots.get(slot).is_some_and(|held| held.owner == owner)
     }
 }
 
 impl Book {
-    fn fitting(&self, ids: &[u32]) -> usize {
+    fn fitting(&self, owner: Owner, ids: &[u32]) -> usize {
         let common = |held: &Held| held.ids.iter().zip(ids).take_while(|(a, b)| a == b).count();
-        let continued = self.slots.iter().enumerate().filter(|(_, held)| common(held) * 2 > held.ids.len());
+        let continued = self
+            .slots
+            .iter()
+            .enumerate()
+            .filter(|(_, held)| held.owner == owner && common(held) * 2 > held.ids.len());
         let continued = continued.max_by_key(|(_, held)| common(held)).map(|(slot, _)| slot);
         let empty = || self.slots.iter().position(|held| held.ids.is_empty());
         let oldest =
@@ -65,20 +82,33 @@ impl Book {
 mod tests {
     use super::*;
 
+    const A: Owner = Owner::EVERYBODY;
+
+    #[test]
+    fn a_slot_is_its_last_users_alone() {
+        let (book, b) = (SlotBook::default(), Owner::of_key(&[7; 32]));
+        book.note(A, Some(0), 2, vec![1, 2, 3]);
+        assert_eq!((book.ids(b, 0), book.erase(b, 0)), (vec![], 0));
+        assert!(book.belongs_to(A, 0) && !book.belongs_to(b, 0));
+        // A request that continues another owner's tokens does not find that slot by them.
+        book.note(b, None, 2, vec![1, 2, 3, 4]);
+        assert_eq!((book.ids(A, 0), book.ids(b, 1)), (vec![1, 2, 3], vec![1, 2, 3, 4]));
+    }
+
     #[test]
     fn a_request_finds_the_slot_that_it_continues() {
         let book = SlotBook::default();
-        book.note(None, 2, vec![1, 2, 3]);
-        book.note(None, 2, vec![7, 8, 9]);
-        assert_eq!((book.ids(0), book.ids(1)), (vec![1, 2, 3], vec![7, 8, 9]));
-        book.note(None, 2, vec![1, 2, 3, 4]);
-        assert_eq!(book.ids(0), [1, 2, 3, 4]);
+        book.note(A, None, 2, vec![1, 2, 3]);
+        book.note(A, None, 2, vec![7, 8, 9]);
+        assert_eq!((book.ids(A, 0), book.ids(A, 1)), (vec![1, 2, 3], vec![7, 8, 9]));
+        book.note(A, None, 2, vec![1, 2, 3, 4]);
+        assert_eq!(book.ids(A, 0), [1, 2, 3, 4]);
         // Nothing in common: the one that was used longest ago.
-        book.note(None, 2, vec![5]);
-        assert_eq!((book.ids(0), book.ids(1)), (vec![1, 2, 3, 4], vec![5]));
-        book.note(Some(0), 2, vec![6]);
-        assert_eq!(book.ids(0), [6]);
-        assert_eq!((book.erase(0), book.ids(0)), (1, vec![]));
-        assert_eq!((book.erase(9), book.ids(9)), (0, vec![]));
+        book.note(A, None, 2, vec![5]);
+        assert_eq!((book.ids(A, 0), book.ids(A, 1)), (vec![1, 2, 3, 4], vec![5]));
+        book.note(A, Some(0), 2, vec![6]);
+        assert_eq!(book.ids(A, 0), [6]);
+        assert_eq!((book.erase(A, 0), book.ids(A, 0)), (1, vec![]));
+        assert_eq!((book.erase(A, 9), book.ids(A, 9)), (0, vec![]));
     }
 }

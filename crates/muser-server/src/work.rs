@@ -110,6 +110,8 @@ pub struct Work {
     pub slot: Option<usize>,
     /// Whether cached prefixes may be used.
     pub use_cache: bool,
+    /// Narrows whose cached prefixes those are: only requests with the same text share.
+    pub cache_salt: Option<String>,
 }
 
 impl Work {
@@ -129,6 +131,7 @@ impl Work {
             form: Form::Free,
             slot: None,
             use_cache: true,
+            cache_salt: None,
         }
     }
 }

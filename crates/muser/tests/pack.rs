@@ -167,6 +167,17 @@ fn keys_rotate_and_are_revoked() {
 }
 
 #[test]
+fn a_store_that_is_sealed_anew_survives_a_revocation() {
+    let home = Home::new();
+    let id = fill(&home, &[600]).remove(0);
+    let rotated = home.run(["pack", "key", "rotate", "--reseal"]);
+    assert!(rotated.stderr().contains("1 packs and 0 sessions"), "{}", rotated.stderr());
+    home.run(["pack", "key", "revoke", "1"]).success();
+    assert_eq!(listed(&home)[0]["id"], id);
+    assert!(home.run(["pack", "verify"]).stderr().contains("1 packs are whole"));
+}
+
+#[test]
 fn a_store_without_its_catalog_is_said_kept_and_recovered() {
     let home = Home::new();
     let ids = fill(&home, &[600, 700]);

@@ -10,7 +10,7 @@ use std::{
 };
 
 use crossbeam_queue::SegQueue;
-use muser_kv::{BLOCK_LEN, KvGroup, Unit};
+use muser_kv::{BLOCK_LEN, CacheScope, KvGroup, Unit};
 
 /// A block could not be copied out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -76,6 +76,7 @@ impl Door {
 /// A computed prefix. Its rows never change again, and they are held in memory while the offer lives, unless
 /// sequences need their place.
 pub struct PrefixOffer {
+    scope: CacheScope,
     units: Vec<Unit>,
     sliding: Vec<bool>,
     hold: u64,
@@ -84,8 +85,19 @@ pub struct PrefixOffer {
 }
 
 impl PrefixOffer {
-    pub(crate) fn new(units: Vec<Unit>, sliding: Vec<bool>, hold: u64, door: Weak<Door>) -> Self {
-        Self { units, sliding, hold, door, engine: std::thread::current() }
+    pub(crate) fn new(
+        scope: CacheScope,
+        units: Vec<Unit>,
+        sliding: Vec<bool>,
+        hold: u64,
+        door: Weak<Door>,
+    ) -> Self {
+        Self { scope, units, sliding, hold, door, engine: std::thread::current() }
+    }
+
+    /// Whose prefix it is.
+    pub fn scope(&self) -> CacheScope {
+        self.scope
     }
 
     /// The prefix. At the end of a request it may end inside a block; of that block only the rows so far mean anything.

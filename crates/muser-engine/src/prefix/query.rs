@@ -8,7 +8,7 @@ use std::{
     thread::Thread,
 };
 
-use muser_kv::Unit;
+use muser_kv::{CacheScope, Unit};
 
 use crate::prefix::Found;
 
@@ -32,19 +32,25 @@ impl QueryCell {
 
 /// A prompt about to be computed. Dropping it answers that nothing of it is stored.
 pub struct PrefixQuery {
+    scope: CacheScope,
     units: Arc<[Unit]>,
     known: usize,
     cell: Arc<QueryCell>,
 }
 
 impl PrefixQuery {
-    pub(crate) fn new(units: Arc<[Unit]>, known: usize) -> (Self, Arc<QueryCell>) {
+    pub(crate) fn new(scope: CacheScope, units: Arc<[Unit]>, known: usize) -> (Self, Arc<QueryCell>) {
         let cell = Arc::new(QueryCell {
             answer: OnceLock::new(),
             given_up: AtomicBool::new(false),
             engine: std::thread::current(),
         });
-        (Self { units, known, cell: Arc::clone(&cell) }, cell)
+        (Self { scope, units, known, cell: Arc::clone(&cell) }, cell)
+    }
+
+    /// Whose prompt it is: what other scopes have stored is not for it.
+    pub fn scope(&self) -> CacheScope {
+        self.scope
     }
 
     /// The prompt, as far as it may be taken from elsewhere: without its last position, which must be computed.

@@ -169,11 +169,12 @@ impl Scheduler {
         if !sequence.task.cache || units.len() < BLOCK_LEN {
             return None;
         }
-        let known = self.kv.known(units, units.len());
+        let scope = sequence.task.scope;
+        let known = self.kv.known(scope, units, units.len());
         if known == units.len() {
             return None;
         }
-        let (query, cell) = PrefixQuery::new(units.into(), known);
+        let (query, cell) = PrefixQuery::new(scope, units.into(), known);
         sequence.external = External::Asked { cell, until };
         Some(query)
     }
@@ -204,10 +205,12 @@ impl Scheduler {
             return false;
         }
         // What another is fetching need not be fetched twice.
-        self.slots.iter().flatten().filter_map(|other| other.restoring.as_deref()).any(|other| {
+        let scope = sequence.task.scope;
+        let fetching = self.slots.iter().flatten().filter(|other| other.task.scope == scope);
+        fetching.filter_map(|other| other.restoring.as_deref()).any(|other| {
             let pairs = sequence.units.iter().zip(other.units());
             let common = pairs.take_while(|(a, b)| a == b).count();
-            common / BLOCK_LEN * BLOCK_LEN > self.kv.known(&sequence.units, common)
+            common / BLOCK_LEN * BLOCK_LEN > self.kv.known(scope, &sequence.units, common)
         })
     }
 
@@ -221,28 +224,29 @@ impl Scheduler {
         let External::Found { prefix, lacking, .. } = &sequence.external else { return Begun::Nothing };
         let prefix = Arc::clone(prefix);
         let units = &sequence.units[..sequence.tokens.len() - 1];
-        let hashes = if self.host.is_enabled() { self.kv.chain_hashes(units) } else { Vec::new() };
+        let scope = sequence.task.scope;
+        let hashes = if self.host.is_enabled() { self.kv.chain_hashes(scope, units) } else { Vec::new() };
         let in_host = |group, index: usize| {
             hashes.get(index).is_some_and(|&hash| self.host.contains(&HostKey { hash, group }))
         };
         let there = |group, index| {
             in_host(group, index) || (!lacking.contains(&(group, index)) && prefix.has(group, index))
         };
-        let known = self.kv.known(units, units.len());
-        let mut end = self.kv.resumable_with(units, units.len() / BLOCK_LEN, there) * BLOCK_LEN;
+        let known = self.kv.known(scope, units, units.len());
+        let mut end = self.kv.resumable_with(scope, units, units.len() / BLOCK_LEN, there) * BLOCK_LEN;
         if let Some(tail) = prefix.tail().filter(|&tail| end < tail && tail <= units.len()) {
             let last = tail / BLOCK_LEN;
             let not_lacking = |&group: &KvGroup| !lacking.contains(&(group, last));
             let tail_is_there = [KvGroup::Full, KvGroup::Sliding].iter().all(not_lacking);
             let there = |group, index| index == last || there(group, index);
-            if tail_is_there && self.kv.reachable_with(units, tail, there) {
+            if tail_is_there && self.kv.reachable_with(scope, units, tail, there) {
                 end = tail;
             }
         }
         if end <= known {
             return Begun::Nothing;
         }
-        let Ok(import) = self.kv.begin_import_of(&units[..end]) else { return Begun::NoMemory };
+        let Ok(import) = self.kv.begin_import_of(scope, &units[..end]) else { return Begun::NoMemory };
         self.note_evictions(plan);
         let missing: Vec<ImportBlock> = import.blocks().collect();
         let (delivery, cell) = Delivery::new(missing.len());

@@ -174,7 +174,7 @@ impl Driver {
             return;
         };
         let units = sequence.units[..end.min(sliding.len() * BLOCK_LEN)].to_vec();
-        let offer = PrefixOffer::new(units, sliding, hold, Arc::downgrade(&self.door));
+        let offer = PrefixOffer::new(sequence.task.scope, units, sliding, hold, Arc::downgrade(&self.door));
         guard(|| source.offer(offer));
     }
 

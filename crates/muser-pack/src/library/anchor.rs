@@ -14,8 +14,10 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
+use zeroize::Zeroizing;
+
 use crate::encode::Reader;
-use crate::keys::KeyRing;
+use crate::keys::{KeyRing, Secret};
 use crate::{PackError, Refusal};
 
 const MAGIC: &[u8; 8] = b"MUSRSEEN";
@@ -111,8 +113,8 @@ impl Anchor {
     }
 }
 
-fn key(keys: &KeyRing) -> [u8; 32] {
-    blake3::derive_key("muser pack v1 catalog anchor", keys.catalog_key())
+fn key(keys: &KeyRing) -> Secret {
+    Zeroizing::new(blake3::derive_key("muser pack v1 catalog anchor", keys.catalog_key()))
 }
 
 fn read(path: &Path, keys: &KeyRing) -> Vec<Remembered> {

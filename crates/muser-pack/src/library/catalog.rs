@@ -67,6 +67,8 @@ pub(super) struct View {
     pub(super) damaged: Vec<u64>,
     /// Why nothing of the store may be used.
     pub(super) suspended: Option<Refusal>,
+    /// The catalog goes on from what was seen of it before, so none of its records is lost.
+    pub(super) vouched: bool,
     /// How often what was seen could not be remembered since this was last asked.
     pub(super) anchor_failures: u64,
     pub(super) packs: HashMap<PackId, ([u8; 32], bool)>,
@@ -165,7 +167,7 @@ impl View {
         }
         let changes = self.read_new(keys, catalog)?;
         if !accept {
-            self.judge(keys).map_err(refuse)?;
+            self.vouched = self.judge(keys).map_err(refuse)?;
         }
         self.remember(keys);
         Ok(changes)
@@ -182,21 +184,21 @@ impl View {
         Ok(())
     }
 
-    /// Is this the store that was here, and no older?
-    fn judge(&self, keys: &KeyRing) -> Result<(), Refusal> {
+    /// Is this the store that was here, and no older? `false`: no process had seen it before this one.
+    fn judge(&self, keys: &KeyRing) -> Result<bool, Refusal> {
         let seen = self.seen();
-        let before = match self.known {
-            Some(known) if known.store == seen.store => Some(known),
+        let (before, vouched) = match self.known {
+            Some(known) if known.store == seen.store => (Some(known), self.vouched),
             Some(_) => return Err(Refusal::UnknownStore),
             None => {
                 let memory = self.anchor.load(keys, Some(&seen.store));
                 if memory.of_store.is_none() && memory.at_place.is_some() {
                     return Err(Refusal::UnknownStore);
                 }
-                memory.of_store
+                (memory.of_store, true)
             }
         };
-        let Some(before) = before else { return Ok(()) };
+        let Some(before) = before else { return Ok(false) };
         let rolled_back = Refusal::RolledBack { expected: before.records, found: seen.records };
         if seen.is_older_than(&before) {
             return Err(rolled_back);
@@ -209,7 +211,7 @@ impl View {
         if seen.generation == before.generation && !same && !damaged {
             return Err(rolled_back);
         }
-        Ok(())
+        Ok(vouched)
     }
 
     /// Keeps in mind, here and outside the store, how much was seen.

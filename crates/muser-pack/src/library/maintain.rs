@@ -68,14 +68,19 @@ impl Library {
         })
     }
 
-    /// Deletes what killed processes left, so that it does not drive out packs and what was deleted is gone: segments of
-    /// unfinished publications, and objects of which the catalog says that they were removed. A manifest or a record that
-    /// the catalog merely does not name stays, with its segments: a catalog may have lost its end. Only at a quiet moment,
-    /// and only where a whole catalog tells what is needed.
+    /// Deletes what killed processes left, so that it does not drive out packs and what was deleted is gone. Only at a quiet
+    /// moment, and only where a whole catalog tells what is needed. If nobody can say that the catalog has not lost its end
+    /// (the store was not seen before), a manifest or a record that it merely does not name stays, with its segments.
     pub(super) fn sweep(&self) -> Result<(), PackError> {
-        self.locked(|shared, view, locked| match shared.store.quiet()? {
-            Some(_quiet) if locked.is_some() && view.damaged.is_empty() => shared.sweep(view),
-            _ => Ok(()),
+        self.locked(|shared, view, locked| {
+            if locked.is_none() || !view.damaged.is_empty() {
+                return Ok(());
+            }
+            match shared.store.quiet()? {
+                Some(_quiet) if view.vouched => shared.collect(view, true).map(drop),
+                Some(_quiet) => shared.sweep(view),
+                None => Ok(()),
+            }
         })
     }
 
@@ -149,7 +154,8 @@ impl VerifyReport {
 }
 
 impl Shared {
-    /// Deletes what is known to be in nobody's use. The caller holds the store quiet.
+    /// Deletes only what the catalog says was removed or replaced, and segments that no manifest names. The caller holds the
+    /// store quiet.
     fn sweep(&self, view: &View) -> Result<(), PackError> {
         let keys = self.keys();
         let obsolete =

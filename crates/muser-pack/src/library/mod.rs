@@ -14,13 +14,15 @@ mod maintain;
 mod publish;
 mod records;
 mod recover;
+mod reseal;
 mod restore;
 mod watch;
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use muser_kv::{KvGroup, Unit};
+use muser_kv::{CacheScope, KvGroup, Unit};
 
 use crate::counters::add;
 use crate::identity::Digest;
@@ -39,8 +41,9 @@ use watch::StoreWatch;
 pub use lookup::Plan;
 pub use maintain::VerifyReport;
 pub use publish::{Publication, Published, Wanted};
-pub use records::RecordInfo;
+pub use records::{Expect, RecordInfo};
 pub use recover::Recovered;
+pub use reseal::Resealed;
 pub use restore::{Fetch, Place, RestoreLimits};
 
 /// How a library behaves.
@@ -85,6 +88,8 @@ struct Shared {
     counters: Counters,
     watch: KeyWatch,
     others: StoreWatch,
+    /// What is known of records, by place in the catalog and revision, so that listing them reads each only once.
+    record_infos: Mutex<HashMap<[u8; 32], RecordInfo>>,
     /// Buffers for chunks on their way in.
     scratch: Mutex<Vec<Vec<u8>>>,
 }
@@ -158,6 +163,7 @@ impl Library {
             options,
             index: Mutex::default(),
             counters: Counters::default(),
+            record_infos: Mutex::default(),
             scratch: Mutex::default(),
         };
         let library = Self { shared: Arc::new(shared) };
@@ -180,6 +186,12 @@ impl Library {
         let window = identity.geometry.window.max(draft) as usize;
         let root = chain_root(&tenant.prefix, &digest);
         Scope { identity: Arc::new(identity), digest, tenant, root, window }
+    }
+
+    /// The scope of what an engine computes for one of its own scopes: a tenant for each, `""` for everybody's.
+    pub fn scope_for(&self, identity: Identity, scope: CacheScope) -> Scope {
+        let bytes = if scope.is_default() { &[][..] } else { scope.as_bytes() };
+        self.scope(identity, &crate::name::hex(bytes))
     }
 
     /// Sees what other processes have published and removed since.
@@ -244,6 +256,11 @@ impl Scope {
     /// Digest of identity and representation.
     pub fn digest(&self) -> &Digest {
         &self.digest
+    }
+
+    /// Public id of the tenant, as [`PackInfo::tenant`] has it.
+    pub fn tenant_id(&self) -> &[u8; 16] {
+        &self.tenant.id
     }
 
     /// Chain keys of a prefix's blocks, an unfinished last block included.
@@ -340,7 +357,7 @@ impl Shared {
         for id in gone {
             self.index().remove(id);
         }
-        let mut used = std::collections::HashMap::new();
+        let mut used = HashMap::new();
         for listed in self.store.list(crate::Area::Packs)? {
             let id = PackId(listed.name.id);
             if !view.packs.contains_key(&id) {

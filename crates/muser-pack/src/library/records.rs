@@ -4,6 +4,9 @@
 //! inside the sealed bytes; outside there are keyed hashes.
 
 use super::catalog::Entry;
+use std::collections::HashMap;
+use std::sync::{MutexGuard, PoisonError};
+
 use super::{Library, Shared};
 use crate::encode::{Reader, Writer};
 use crate::keys::KeyRing;
@@ -29,9 +32,45 @@ pub struct RecordInfo {
     pub bytes: usize,
 }
 
+/// Of which state a writer of a record knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expect {
+    /// Whatever there is.
+    Anything,
+    /// There is none of this name.
+    Absent,
+    /// This revision is the last one.
+    Revision(u64),
+}
+
 impl Library {
     /// Writes a record and returns its revision, which is one more than before. `kind` separates name spaces.
     pub fn put_record(&self, kind: &str, name: &str, bytes: &[u8]) -> Result<u64, PackError> {
+        self.put_record_if(kind, name, bytes, Expect::Anything)
+    }
+
+    /// The same, if the record is still as the caller knows it, whichever process may have written it meanwhile.
+    ///
+    /// # Errors
+    /// [`PackError::Changed`] if it is not; then nothing is written.
+    pub fn put_record_if(
+        &self,
+        kind: &str,
+        name: &str,
+        bytes: &[u8],
+        expect: Expect,
+    ) -> Result<u64, PackError> {
+        self.put_record_at(kind, name, bytes, expect, crate::keys::now_unix_s())
+    }
+
+    pub(super) fn put_record_at(
+        &self,
+        kind: &str,
+        name: &str,
+        bytes: &[u8],
+        expect: Expect,
+        written_unix_s: u64,
+    ) -> Result<u64, PackError> {
         check_name(kind, name)?;
         let keys = self.shared.sealing_keys()?;
         let key = record_key(&keys, kind, name);
@@ -39,12 +78,20 @@ impl Library {
             let locked = locked.ok_or_else(no_catalog)?;
             let Some(_active) = shared.store.activity()? else { return Err(PackError::Busy) };
             let before = view.records.get(&key).map(|(_, revision)| *revision);
+            let as_known = match expect {
+                Expect::Anything => true,
+                Expect::Absent => before.is_none(),
+                Expect::Revision(revision) => before == Some(revision),
+            };
+            if !as_known {
+                return Err(PackError::Changed { what: "the record" });
+            }
             let revision = before.unwrap_or(0) + 1;
             let mut writer = Writer::for_domain(DOMAIN);
             writer.string(kind);
             writer.string(name);
             writer.u64(revision);
-            writer.u64(crate::keys::now_unix_s());
+            writer.u64(written_unix_s);
             writer.bytes(bytes);
             let payload = writer.into_bytes();
             let id = object_id(&keys, &key, revision);
@@ -66,6 +113,16 @@ impl Library {
 
     /// A record's content and revision; `None` if there is none of this name.
     pub fn record(&self, kind: &str, name: &str) -> Result<Option<(Vec<u8>, u64)>, PackError> {
+        let found = self.record_with_info(kind, name)?;
+        Ok(found.map(|(info, bytes)| (bytes, info.revision)))
+    }
+
+    /// The same with all that is known of it.
+    pub fn record_with_info(
+        &self,
+        kind: &str,
+        name: &str,
+    ) -> Result<Option<(RecordInfo, Vec<u8>)>, PackError> {
         self.refresh()?;
         let key = record_key(&self.keys(), kind, name);
         let (known, damaged) = {
@@ -74,7 +131,7 @@ impl Library {
         };
         let Some(known) = known else { return Ok(None) };
         match self.read_record(&key, known) {
-            Ok((_, bytes)) => Ok(Some((bytes, known.1))),
+            Ok(found) => Ok(Some(found)),
             // What the catalog said after this revision is lost.
             Err(PackError::NotFound { .. }) if damaged => Ok(None),
             Err(error) => Err(self.shared.counters.failed(error)),
@@ -85,10 +142,23 @@ impl Library {
     pub fn records(&self, kind: &str) -> Result<Vec<RecordInfo>, PackError> {
         self.refresh()?;
         let known: Vec<_> = self.writer().records.iter().map(|(key, of)| (*key, *of)).collect();
+        let mut infos = {
+            let mut infos = self.record_infos();
+            let current: HashMap<_, _> = known.iter().map(|(key, of)| (*key, of.1)).collect();
+            infos.retain(|key, info| current.get(key) == Some(&info.revision));
+            infos.clone()
+        };
         let mut records = Vec::new();
         for (key, of) in known {
-            match self.read_record(&key, of) {
-                Ok((info, _)) if info.kind == kind => records.push(info),
+            let info = match infos.remove(&key) {
+                Some(info) => Ok(info),
+                None => self.read_record(&key, of).map(|(info, _)| {
+                    self.record_infos().insert(key, info.clone());
+                    info
+                }),
+            };
+            match info {
+                Ok(info) if info.kind == kind => records.push(info),
                 Ok(_) => {}
                 Err(error) => {
                     self.shared.counters.failed(error);
@@ -112,7 +182,11 @@ impl Library {
         })
     }
 
-    fn read_record(
+    fn record_infos(&self) -> MutexGuard<'_, HashMap<[u8; 32], RecordInfo>> {
+        self.shared.record_infos.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn read_record(
         &self,
         key: &[u8; 32],
         (digest, revision): ([u8; 32], u64),

@@ -202,9 +202,8 @@ pub async fn props(State(app): State<SharedApp>) -> Response {
 /// `GET /slots`. Prompts are not shown: other users' text is nobody's business.
 pub async fn slots(State(app): State<SharedApp>) -> Response {
     Dialect::OpenAi.answer(app.loaded().map(|loaded| {
-        let slots: Vec<Value> = loaded
-            .backend
-            .snapshot()
+        let slots: Vec<Value> = app
+            .without_sizes(loaded.backend.snapshot())
             .slots
             .iter()
             .map(|slot| {

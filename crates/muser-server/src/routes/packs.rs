@@ -13,6 +13,7 @@ use crate::error::{ApiError, Dialect};
 use crate::exchange::read_body;
 use crate::fields::{Body, Field, Kind};
 use crate::generation::aside;
+use crate::owner::Owner;
 use crate::packs::{Packs, pack_fault};
 
 /// The fields of `/v1/packs/{id}/pin`.
@@ -26,15 +27,20 @@ pub async fn list(State(app): State<SharedApp>) -> Response {
 
 async fn run_list(app: &SharedApp) -> Result<Response, ApiError> {
     let packs = Arc::clone(app.packs()?);
+    let owner = Owner::current()?;
     let object = aside(move || {
         // What other processes have published shows too.
         packs.library().refresh().map_err(|fault| pack_fault(&fault))?;
         let usage = packs.library().store().usage().map_err(|fault| pack_fault(&fault))?;
-        let data: Vec<Value> = packs.library().packs().iter().map(|pack| object(&packs, pack)).collect();
+        let own = packs.of_owner(owner);
+        let data: Vec<Value> = own.iter().map(|pack| object(&packs, pack)).collect();
+        // What others have is not to be told from how full the store is.
+        let held_bytes =
+            if owner.is_everybody() { usage.held_bytes } else { own.iter().map(|pack| pack.bytes).sum() };
         Ok(json!({
             "object": "list",
             "data": data,
-            "held_bytes": usage.held_bytes,
+            "held_bytes": held_bytes,
             "budget_bytes": usage.budget_bytes,
         }))
     });
@@ -52,8 +58,13 @@ pub async fn pin(State(app): State<SharedApp>, Path(id): Path<String>, request: 
         app.packs()?;
         let body = read_body(request, &app.config.limits, PIN_FIELDS).await?;
         let pinned = Body(&body).flag("pinned").unwrap_or(true);
+        let owner = Owner::current()?;
         run_one(&app, &id, move |packs, id| {
-            packs.library().set_pinned(id, pinned).map_err(|fault| pack_fault(&fault))
+            if pinned {
+                packs.pin_for(owner, id)
+            } else {
+                packs.library().set_pinned(id, false).map_err(|fault| pack_fault(&fault))
+            }
         })
         .await
     };
@@ -65,7 +76,12 @@ pub async fn delete(State(app): State<SharedApp>, Path(id): Path<String>) -> Res
     let outcome = async {
         let packs = Arc::clone(app.packs()?);
         let name = parse(&id)?;
-        aside(move || packs.library().remove(name).map_err(|fault| pack_fault(&fault))).await?;
+        let owner = Owner::current()?;
+        aside(move || {
+            packs.find(owner, name)?;
+            packs.library().remove(name).map_err(|fault| pack_fault(&fault))
+        })
+        .await?;
         Ok(Json(json!({"id": id, "object": "pack.deleted", "deleted": true})).into_response())
     };
     Dialect::OpenAi.answer(outcome.await)
@@ -78,10 +94,11 @@ async fn run_one(
 ) -> Result<Response, ApiError> {
     let packs = Arc::clone(app.packs()?);
     let id = parse(id)?;
+    let owner = Owner::current()?;
     let object = aside(move || {
+        packs.find(owner, id)?;
         first(&packs, id)?;
-        let found = packs.library().pack(id);
-        found.map(|pack| object(&packs, &pack)).ok_or_else(|| ApiError::not_found("There is no such pack"))
+        packs.find(owner, id).map(|pack| object(&packs, &pack))
     });
     Ok(Json(object.await?).into_response())
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::Json;
-use axum::extract::{Path, Request, State};
+use axum::extract::{Path, Request, State as Shared};
 use axum::response::{IntoResponse as _, Response};
 use serde_json::{Map, Value, json};
 
@@ -20,7 +20,8 @@ use crate::error::{ApiError, Dialect};
 use crate::exchange::read_body;
 use crate::fields::{Body, Field, Kind};
 use crate::generation::{aside, read_prompt};
-use crate::packs::{Keepsake, check_name};
+use crate::owner::Owner;
+use crate::packs::{Keepsake, Place, State, check_name};
 use crate::work::Prompt;
 
 macro_rules! fields {
@@ -48,29 +49,35 @@ pub const SAVE_FIELDS: &[Field] = fields!();
 const CONVERSATION: [&str; 4] = ["messages", "tools", "reasoning_effort", "chat_template_kwargs"];
 
 /// `POST /v1/sessions`.
-pub async fn create(State(app): State<SharedApp>, request: Request) -> Response {
+pub async fn create(Shared(app): Shared<SharedApp>, request: Request) -> Response {
     let outcome = async {
         let packs = Arc::clone(app.packs()?);
         let body = read_body(request, &app.config.limits, CREATE_FIELDS).await?;
         let name = Body(&body).text("name").map_or_else(|| app.new_id("session-"), str::to_owned);
         check_name("name", &name)?;
-        let wanted = name.clone();
-        if aside(move || packs.recall(Keepsake::Session, &wanted)).await?.is_some() {
+        let place = Place::of_current(Keepsake::Session, &name)?;
+        // Looked at before any work, and again when it is written: of several that create one name, one does.
+        let wanted = place.clone();
+        if aside(move || packs.recall(&wanted)).await?.is_some() {
             return Err(ApiError::conflict(
                 "name",
                 "There is a session of this name; save to it, or delete it first",
             ));
         }
-        save_as(&app, name, conversation_of(&body), unix_seconds()).await
+        save_as(&app, place, State::New, conversation_of(&body), unix_seconds()).await
     };
     Dialect::OpenAi.answer(outcome.await)
 }
 
 /// `GET /v1/sessions`.
-pub async fn list(State(app): State<SharedApp>) -> Response {
+pub async fn list(Shared(app): Shared<SharedApp>) -> Response {
     let outcome = async {
         let packs = Arc::clone(app.packs()?);
-        let found = aside(move || packs.list(Keepsake::Session)).await?;
+        let found = aside({
+            let owner = Owner::current()?;
+            move || packs.list(owner, Keepsake::Session)
+        })
+        .await?;
         let data: Vec<Value> =
             found.iter().map(|(name, content, written)| object(name, content, *written)).collect();
         Ok(Json(json!({"object": "list", "data": data})).into_response())
@@ -79,7 +86,7 @@ pub async fn list(State(app): State<SharedApp>) -> Response {
 }
 
 /// `GET /v1/sessions/{name}`.
-pub async fn one(State(app): State<SharedApp>, Path(name): Path<String>) -> Response {
+pub async fn one(Shared(app): Shared<SharedApp>, Path(name): Path<String>) -> Response {
     let outcome = async {
         let (content, written) = recall(&app, &name).await?;
         let mut object = object(&name, &content, written);
@@ -90,7 +97,7 @@ pub async fn one(State(app): State<SharedApp>, Path(name): Path<String>) -> Resp
 }
 
 /// `POST /v1/sessions/{name}/save`: with messages instead of the ones before, or the same ones again.
-pub async fn save(State(app): State<SharedApp>, Path(name): Path<String>, request: Request) -> Response {
+pub async fn save(Shared(app): Shared<SharedApp>, Path(name): Path<String>, request: Request) -> Response {
     let outcome = async {
         let (content, _) = recall(&app, &name).await?;
         let body = read_body(request, &app.config.limits, SAVE_FIELDS).await?;
@@ -100,13 +107,15 @@ pub async fn save(State(app): State<SharedApp>, Path(name): Path<String>, reques
         } else {
             content["conversation"].as_object().cloned().unwrap_or_default()
         };
-        save_as(&app, name, conversation, content["created"].as_u64().unwrap_or(0)).await
+        let created = content["created"].as_u64().unwrap_or(0);
+        let place = Place::of_current(Keepsake::Session, &name)?;
+        save_as(&app, place, State::Created(created), conversation, created).await
     };
     Dialect::OpenAi.answer(outcome.await)
 }
 
 /// `POST /v1/sessions/{name}/restore`: brings the prefix back and gives the conversation.
-pub async fn restore(State(app): State<SharedApp>, Path(name): Path<String>) -> Response {
+pub async fn restore(Shared(app): Shared<SharedApp>, Path(name): Path<String>) -> Response {
     let outcome = async {
         let begun = Instant::now();
         let (content, written) = recall(&app, &name).await?;
@@ -125,12 +134,12 @@ pub async fn restore(State(app): State<SharedApp>, Path(name): Path<String>) -> 
 }
 
 /// `DELETE /v1/sessions/{name}`.
-pub async fn delete(State(app): State<SharedApp>, Path(name): Path<String>) -> Response {
+pub async fn delete(Shared(app): Shared<SharedApp>, Path(name): Path<String>) -> Response {
     let outcome = async {
         let packs = Arc::clone(app.packs()?);
         check_name("name", &name)?;
-        let wanted = name.clone();
-        if !aside(move || packs.forget(Keepsake::Session, &wanted)).await? {
+        let wanted = Place::of_current(Keepsake::Session, &name)?;
+        if !aside(move || packs.forget(&wanted)).await? {
             return Err(no_session());
         }
         Ok(Json(json!({"name": name, "object": "session.deleted", "deleted": true})).into_response())
@@ -145,8 +154,8 @@ fn no_session() -> ApiError {
 async fn recall(app: &SharedApp, name: &str) -> Result<(Value, u64), ApiError> {
     let packs = Arc::clone(app.packs()?);
     check_name("name", name)?;
-    let name = name.to_owned();
-    aside(move || packs.recall(Keepsake::Session, &name)).await?.ok_or_else(no_session)
+    let place = Place::of_current(Keepsake::Session, name)?;
+    aside(move || packs.recall(&place)).await?.ok_or_else(no_session)
 }
 
 fn conversation_of(body: &Map<String, Value>) -> Map<String, Value> {
@@ -169,12 +178,14 @@ async fn prompt_ids(
 
 async fn save_as(
     app: &SharedApp,
-    name: String,
+    place: Place,
+    state: State,
     conversation: Map<String, Value>,
     created: u64,
 ) -> Result<Response, ApiError> {
     let packs = Arc::clone(app.packs()?);
     let loaded = app.loaded()?;
+    let saving = packs.begin_save()?;
     let (mut usage, mut prompt) = (Usage::default(), Vec::new());
     if let Some(ids) = prompt_ids(app, &conversation).await? {
         usage = read_prompt(loaded, ids.clone(), true).await?;
@@ -182,7 +193,8 @@ async fn save_as(
     }
     let model = loaded.facts.name.clone();
     let mut object = aside(move || {
-        let content = packs.save(Keepsake::Session, &name, &prompt, |kept| {
+        let _saving = saving;
+        let content = packs.save(&place, state, &prompt, |kept| {
             json!({
                 "created": created,
                 "model": model,
@@ -191,7 +203,7 @@ async fn save_as(
                 "pack": kept.map(|kept| kept.json()),
             })
         })?;
-        Ok(object(&name, &content, unix_seconds()))
+        Ok(object(&place.name, &content, unix_seconds()))
     })
     .await?;
     object["usage"] = usage.openai();

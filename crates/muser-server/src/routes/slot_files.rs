@@ -18,7 +18,8 @@ use crate::error::{ApiError, Dialect};
 use crate::exchange::read_body;
 use crate::fields::{Body, Field, Kind};
 use crate::generation::{aside, read_prompt};
-use crate::packs::{Keepsake, check_name};
+use crate::owner::Owner;
+use crate::packs::{self, Keepsake, Place, check_name};
 
 /// The fields.
 pub const FIELDS: &[Field] = &[Field::optional(
@@ -53,7 +54,8 @@ async fn run(app: &SharedApp, slot: &str, action: &str, request: Request) -> Res
             ApiError::field("id", format!("The slots are 0 to {}", count.saturating_sub(1)))
         })?;
     if action == "erase" {
-        return Ok(Json(json!({"id_slot": slot, "n_erased": loaded.slots.erase(slot)})).into_response());
+        return Ok(Json(json!({"id_slot": slot, "n_erased": loaded.slots.erase(Owner::current()?, slot)}))
+            .into_response());
     }
     let body = read_body(request, &app.config.limits, FIELDS).await?;
     let name = Body(&body)
@@ -72,16 +74,19 @@ async fn save(app: &SharedApp, slot: usize, name: String) -> Result<Response, Ap
     let begun = Instant::now();
     let packs = Arc::clone(app.packs()?);
     let loaded = app.loaded()?;
-    let ids = loaded.slots.ids(slot);
+    let saving = packs.begin_save()?;
+    let place = Place::of_current(Keepsake::Slot, &name)?;
+    let ids = loaded.slots.ids(place.owner, slot);
     if ids.is_empty() {
         return Err(ApiError::field("id", format!("Slot {slot} holds nothing")));
     }
     // Usually all of it is in memory; what has been dropped since is computed again, so that it can be kept.
     read_prompt(loaded, fitting(&ids, loaded.facts.context_tokens), true).await?;
     let object = aside(move || {
+        let _saving = saving;
         let content = packs.save(
-            Keepsake::Slot,
-            &name,
+            &place,
+            packs::State::Any,
             &ids,
             |kept| json!({"ids": ids, "pack": kept.map(|kept| kept.json())}),
         )?;
@@ -101,8 +106,9 @@ async fn restore(app: &SharedApp, slot: usize, name: String) -> Result<Response,
     let begun = Instant::now();
     let packs = Arc::clone(app.packs()?);
     let loaded = app.loaded()?;
-    let wanted = name.clone();
-    let found = aside(move || packs.recall(Keepsake::Slot, &wanted)).await?;
+    let place = Place::of_current(Keepsake::Slot, &name)?;
+    let owner = place.owner;
+    let found = aside(move || packs.recall(&place)).await?;
     let Some((content, _)) = found else {
         return Err(ApiError::field("filename", "Nothing has been saved under this name"));
     };
@@ -116,7 +122,7 @@ async fn restore(app: &SharedApp, slot: usize, name: String) -> Result<Response,
         return Err(ApiError::field("filename", "What was saved under this name belongs to another model"));
     }
     let usage = read_prompt(loaded, fitting(&ids, loaded.facts.context_tokens), true).await?;
-    loaded.slots.note(Some(slot), loaded.backend.snapshot().slots.len(), ids);
+    loaded.slots.note(owner, Some(slot), loaded.backend.snapshot().slots.len(), ids);
     Ok(Json(json!({
         "id_slot": slot,
         "filename": name,

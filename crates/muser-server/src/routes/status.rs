@@ -32,7 +32,7 @@ pub async fn status(State(app): State<SharedApp>) -> Response {
 
 async fn run_status(app: &SharedApp) -> Result<Response, ApiError> {
     let loaded = app.loaded()?;
-    let now = app.snapshot(loaded).await;
+    let now = app.without_sizes(app.snapshot(loaded).await);
     let slots: Vec<Value> = now
         .slots
         .iter()

@@ -153,7 +153,11 @@ pub enum PackKeyCommand {
     /// Say which key it is and which epochs it has
     Show,
     /// Seal with a new epoch from now on; what was sealed before stays readable
-    Rotate,
+    Rotate {
+        /// Then seal every pack and session of the store anew, so that older epochs can be revoked without losing any
+        #[arg(long)]
+        reseal: bool,
+    },
     /// Destroy the secret of an epoch: what was sealed in it can never be read again
     Revoke {
         /// Its number

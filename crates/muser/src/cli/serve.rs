@@ -28,6 +28,10 @@ pub struct ServeArgs {
     /// Listen beyond loopback without key or TLS: anyone who reaches the port may use it
     #[arg(long)]
     pub insecure: bool,
+    /// Let all keys reuse each other's cached prompts and see each other's sessions, slots and packs: each can then find out
+    /// what others have sent
+    #[arg(long)]
+    pub shared_cache: bool,
     /// Origin that browsers may call from, or * for any (may be given several times); default: none
     #[arg(long, value_name = "ORIGIN")]
     pub cors_origin: Vec<String>,

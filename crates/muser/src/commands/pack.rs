@@ -405,8 +405,15 @@ fn collect(place: &Place, args: PackGcArgs, console: &Console) -> Result<()> {
 fn key(place: &Place, command: PackKeyCommand, console: &Console) -> Result<()> {
     let keys = match command {
         PackKeyCommand::Show => place.keys()?,
-        PackKeyCommand::Rotate => {
+        PackKeyCommand::Rotate { reseal } => {
             let (keys, epoch) = KeyFile::update(&place.key, KeyRing::rotate)?;
+            if reseal && let Some(library) = place.open()? {
+                let done = library.reseal()?;
+                console.note(format!("{} packs and {} sessions are sealed anew", done.packs, done.records));
+                if done.left > 0 {
+                    console.warning(format!("{} could not be read and stay as they are", done.left));
+                }
+            }
             console.note(format!("epoch {epoch} seals from now on, in running servers too"));
             keys
         }

@@ -40,6 +40,9 @@ async fn serve(
     source: ModelSource,
     console: &Console,
 ) -> anyhow::Result<()> {
+    if let Err(error) = muser_pack::keep_out_of_dumps() {
+        tracing::warn!(%error, "a crash may write prompts and keys into a core file");
+    }
     let open = config.insecure && !config.address.ip().is_loopback();
     let server = Server::bind(config).await?;
     let url = server.url();
@@ -139,6 +142,7 @@ fn config(args: &ServeArgs) -> ServerConfig {
         tls_certificate: args.tls_cert.clone(),
         tls_key: args.tls_key.clone(),
         insecure: args.insecure,
+        shared_cache: args.shared_cache,
         cors_origins: args.cors_origin.clone(),
         strict_model_name: args.strict_model,
         limits: Limits {

@@ -324,6 +324,25 @@ fn an_old_copy_another_store_and_an_emptied_one_are_recognised() {
 }
 
 #[test]
+fn what_was_put_back_is_erased_where_the_catalog_is_known_to_be_whole() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let victim = Victim::new();
+    let with_anchor = LibraryOptions { anchor: Some(folder.path().join("seen")), ..options() };
+    let open = || {
+        Library::open(Arc::new(victim.store.clone()), victim.keys.clone(), with_anchor.clone())
+            .expect("opens")
+    };
+    let name = victim.ids[0].object();
+    let old = victim.store.bytes(&name).expect("there");
+    open().remove(victim.ids[0]).expect("removed");
+    let clean = victim.objects();
+    victim.store.tamper(&name, old);
+    let library = open();
+    assert_eq!(victim.objects(), clean);
+    assert!(library.counters().snapshot().refused().any(|(name, _)| name == "replayed"));
+}
+
+#[test]
 fn two_stores_of_one_key_do_not_make_each_other_old() {
     let folder = tempfile::tempdir().expect("a folder");
     let keys = keys();

@@ -216,3 +216,32 @@ fn a_revocation_reaches_an_open_library() {
     assert!(library.put_record("session", "a", b"three").is_err());
     assert!(library.record("session", "a").expect("readable").is_some());
 }
+
+#[test]
+fn what_was_sealed_anew_survives_a_revocation() {
+    let mut keys = keys();
+    let (store, library, units, id) = published(&keys);
+    library.set_pinned(id, true).expect("pinned");
+    library.put_record("session", "a", b"one").expect("written");
+    let scope = library.scope(identity(), "");
+    keys.rotate().expect("rotated");
+    library.set_keys(keys.clone()).expect("the same base secret");
+    let written = library.records("session").expect("listed")[0].written_unix_s;
+    let done = library.reseal().expect("sealed anew");
+    assert_eq!((done.packs, done.records, done.left), (1, 1, 0));
+    assert_eq!(library.reseal().expect("nothing to do"), Resealed::default());
+    let plan = library.longest(&scope, &units, 600, false).expect("found");
+    restore(&library, &scope, &units, &plan).expect("by the library that did it");
+    drop(plan);
+    keys.revoke(1).expect("revoked");
+    let again = super::library(&store, &keys);
+    let plan = again.longest(&scope, &units, 600, false).expect("found");
+    restore(&again, &scope, &units, &plan).expect("restored");
+    assert!(again.pack(id).expect("there").pinned);
+    assert_eq!(
+        again.record("session", "a").expect("readable").map(|(bytes, _)| bytes),
+        Some(b"one".to_vec())
+    );
+    assert_eq!(again.records("session").expect("listed")[0].written_unix_s, written);
+    assert_eq!(again.counters().snapshot().refused().collect::<Vec<_>>(), []);
+}

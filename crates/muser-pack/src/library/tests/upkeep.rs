@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::Area;
+use crate::Expect;
 use crate::store::{DirStore, PackStore as _};
 
 /// Bytes on disk of a pack of `blocks` blocks in the tests' geometry, but for its manifest.
@@ -297,12 +298,11 @@ fn a_sealed_folder_tells_nothing() {
     }
     assert!(haystack.len() > 20 * 40_000, "{} bytes were looked at", haystack.len());
     let mut found = std::collections::HashSet::new();
-    let by_start: std::collections::HashMap<[u8; 4], Vec<&[u8]>> =
-        needles.iter().fold(std::collections::HashMap::new(), |mut map, needle| {
-            let start = [needle[0], needle[1], needle[2], needle[3]];
-            map.entry(start).or_insert_with(Vec::new).push(needle);
-            map
-        });
+    let by_start: HashMap<[u8; 4], Vec<&[u8]>> = needles.iter().fold(HashMap::new(), |mut map, needle| {
+        let start = [needle[0], needle[1], needle[2], needle[3]];
+        map.entry(start).or_insert_with(Vec::new).push(needle);
+        map
+    });
     for at in 0..haystack.len() - 4 {
         let start = [haystack[at], haystack[at + 1], haystack[at + 2], haystack[at + 3]];
         for needle in by_start.get(&start).into_iter().flatten() {
@@ -312,4 +312,30 @@ fn a_sealed_folder_tells_nothing() {
         }
     }
     assert!(found.is_empty(), "{found:?}");
+}
+
+#[test]
+fn a_record_is_written_only_as_its_writer_knows_it() {
+    let (store, keys) = (MemoryStore::new(), keys());
+    let (one, two) = (library(&store, &keys), library(&store, &keys));
+    let put = |library: &Library, bytes: &[u8], expect| library.put_record_if("session", "a", bytes, expect);
+    assert_eq!(put(&one, b"1", Expect::Absent).expect("new"), 1);
+    assert_eq!(
+        put(&two, b"2", Expect::Absent).expect_err("another process has it").counter_name(),
+        "changed"
+    );
+    assert_eq!(put(&two, b"2", Expect::Revision(1)).expect("as known"), 2);
+    assert_eq!(put(&one, b"3", Expect::Revision(1)).expect_err("old").counter_name(), "changed");
+    assert_eq!(put(&one, b"3", Expect::Anything).expect("whatever"), 3);
+    assert!(one.remove_record("session", "a").expect("removed"));
+    assert_eq!(put(&two, b"4", Expect::Revision(3)).expect_err("gone").counter_name(), "changed");
+    assert_eq!(two.records("session").expect("listed"), []);
+    // Listings follow every change, though each revision is read only once.
+    put(&one, b"55", Expect::Absent).expect("new again");
+    let listed = |library: &Library| {
+        library.records("session").expect("listed").iter().map(|r| (r.revision, r.bytes)).collect::<Vec<_>>()
+    };
+    assert_eq!((listed(&one), listed(&two)), (vec![(1, 2)], vec![(1, 2)]));
+    put(&two, b"666", Expect::Anything).expect("written");
+    assert_eq!((listed(&one), listed(&two)), (vec![(2, 3)], vec![(2, 3)]));
 }
