@@ -1,7 +1,8 @@
 //! Times the executor alone, for tuning kernels: prefill, decode at depths, several rows per step.
 //!
 //! `step_bench MODEL [--threads N] [--prompt 512,2048] [--depth 0,2048] [--gen 32] [--rows 1,8] [--reps 3] [--repack
-//! auto|on|off] [--probe] [--cpu-time]`. With `--cpu-time` (and one thread) rates count processor time, which other
+//! auto|on|off] [--kv f16,16,8] [--probe] [--cpu-time]`. Types of KV take turns in every repetition; the first is what the
+//! others are compared with. With `--cpu-time` (and one thread) rates count processor time, which other
 //! programs disturb less. Prints one line per test: median and best. `muser bench` is the command for figures that are
 //! quoted.
 #![allow(clippy::print_stdout, reason = "a command")]
@@ -10,7 +11,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use muser_backend::{Executor, KvCapacity, Row, RowInput, RowWants, StepBatch, StepOutput};
+use muser_backend::{Executor, KvCapacity, KvType, Row, RowInput, RowWants, StepBatch, StepOutput};
 use muser_cpu::{BandwidthProbe, CpuExecutor, CpuOptions, Repack};
 use muser_kv::BlockId;
 use muser_model::Model;
@@ -49,6 +50,7 @@ fn main() {
     let path = args.next().expect("a model file");
     let (mut threads, mut repack, mut reps, mut tokens, mut probe) = (None, Repack::Auto, 3, 32, false);
     let (mut prompts, mut depths, mut rows) = (vec![], vec![], vec![]);
+    let mut kinds = vec![KvType::F16];
     let list =
         |text: String| text.split(',').map(|n| n.parse::<usize>().expect("a number")).collect::<Vec<_>>();
     while let Some(arg) = args.next() {
@@ -60,6 +62,9 @@ fn main() {
             "--rows" => rows = list(value()),
             "--gen" => tokens = value().parse().expect("a number"),
             "--reps" => reps = value().parse().expect("a number"),
+            "--kv" => {
+                kinds = value().split(',').map(kind).collect();
+            }
             "--probe" => probe = true,
             "--cpu-time" => CPU_TIME.store(true, Ordering::Relaxed),
             "--repack" => {
@@ -76,26 +81,27 @@ fn main() {
     let model = Model::load(path).expect("model");
     let bytes = decode_bytes(&model);
     let vocab = model.geometry.vocab;
-    let executor =
-        CpuExecutor::new(model, CpuOptions { threads, repack, ..CpuOptions::default() }).expect("executor");
-    println!(
-        "{} loaded in {:.2} s, {:?}",
-        executor.info().device,
-        start.elapsed().as_secs_f64(),
-        executor.describe()
-    );
     let positions =
         prompts.iter().copied().chain(depths.iter().map(|d| d + tokens + 32)).max().unwrap_or(0).max(512);
     let blocks = positions.div_ceil(256) as u32 + 1;
-    let mut s = Session {
-        executor,
-        table: (0..blocks).map(BlockId).collect(),
-        vocab,
-        batch: StepBatch::default(),
-        out: StepOutput::default(),
-    };
-    s.executor.allocate_kv(KvCapacity { full: blocks, sliding: blocks }).expect("KV memory");
-    s.step(0, 1, true);
+    let mut sessions: Vec<Session> = kinds
+        .iter()
+        .map(|&kv| {
+            let options = CpuOptions { threads, repack, kv, ..CpuOptions::default() };
+            let executor = CpuExecutor::new(model.clone(), options).expect("executor");
+            println!("{}, KV {}, {:?}", executor.info().device, kv.name(), executor.describe());
+            let mut s = Session {
+                executor,
+                table: (0..blocks).map(BlockId).collect(),
+                vocab,
+                batch: StepBatch::default(),
+                out: StepOutput::default(),
+            };
+            s.executor.allocate_kv(KvCapacity { full: blocks, sliding: blocks }).expect("KV memory");
+            s.step(0, 1, true);
+            s
+        })
+        .collect();
     println!("first token after {:.2} s", start.elapsed().as_secs_f64());
     let mut probe = probe.then(|| BandwidthProbe::new(1 << 30, threads, true).expect("probe"));
     let mut bandwidth = || probe.as_mut().map_or(0.0, |p| p.measure(3).expect("probe").best() / 1e9);
@@ -103,32 +109,53 @@ fn main() {
         v.sort_by(f64::total_cmp);
         (v[v.len() / 2], v[v.len() - 1])
     };
+    let tell = |what: String, rates: Vec<Vec<f64>>, more: &dyn Fn(f64) -> String| {
+        for (kv, of_kind) in kinds.iter().zip(&rates) {
+            let (mid, best) = median(of_kind.clone());
+            // Of the times of one repetition, so that what slows both down is not in it.
+            let (ratio, _) = median(rates[0].iter().zip(of_kind).map(|(first, this)| first / this).collect());
+            let kv = kv.name();
+            println!("{what} KV {kv}: {mid:.2}/s (best {best:.2}), time x{ratio:.3}{}", more(mid));
+        }
+    };
+    let mut rounds = |f: &mut dyn FnMut(&mut Session) -> f64| {
+        let mut rates = vec![vec![]; kinds.len()];
+        for _ in 0..reps {
+            rates.iter_mut().zip(&mut sessions).for_each(|(rates, s)| rates.push(f(s)));
+        }
+        rates
+    };
     for &n in &prompts {
-        let rates = (0..reps).map(|_| timed(|| s.prefill(n), n)).collect();
-        let (mid, best) = median(rates);
-        println!("pp{n}: {mid:.2} tok/s (best {best:.2})");
+        let rates = rounds(&mut |s| timed(|| s.prefill(n), n));
+        tell(format!("pp{n}"), rates, &|_| String::new());
     }
     for &depth in &depths {
-        s.prefill(depth);
-        let (mut rates, mut around) = (vec![], vec![]);
-        for _ in 0..reps {
+        rounds(&mut |s| {
+            s.prefill(depth);
+            0.0
+        });
+        let mut around = vec![];
+        let rates = rounds(&mut |s| {
             around.push(bandwidth());
-            rates.push(timed(|| (0..tokens).for_each(|i| s.step(depth + i, 1, true)), tokens));
-            around.push(bandwidth());
-        }
-        let (mid, best) = median(rates);
+            timed(|| (0..tokens).for_each(|i| s.step(depth + i, 1, true)), tokens)
+        });
         let (bw, _) = median(around);
-        println!(
-            "tg{tokens}@{depth}: {mid:.2} tok/s (best {best:.2}), {:.2} GB/s of weights, probe {bw:.2} GB/s: {:.0} %",
-            mid * bytes as f64 / 1e9,
-            mid * bytes as f64 / 1e7 / bw
-        );
+        tell(format!("tg{tokens}@{depth}"), rates, &|mid| {
+            let (read, share) = (mid * bytes as f64 / 1e9, mid * bytes as f64 / 1e7 / bw);
+            format!(", {read:.2} GB/s of weights, probe {bw:.2} GB/s: {share:.0} %")
+        });
     }
     for &n in &rows {
-        let rates = (0..reps).map(|_| timed(|| (0..8).for_each(|_| s.step(0, n, true)), 8)).collect();
-        let (mid, best) = median(rates);
-        println!("rows{n}: {:.3} ms a step (best {:.3})", 1e3 / mid, 1e3 / best);
+        let rates = rounds(&mut |s| timed(|| (0..8).for_each(|_| s.step(0, n, true)), 8));
+        tell(format!("steps of {n} rows"), rates, &|_| String::new());
     }
+}
+
+fn kind(name: &str) -> KvType {
+    [KvType::F16, KvType::Int16, KvType::Int8]
+        .into_iter()
+        .find(|kv| kv.name() == name)
+        .unwrap_or_else(|| panic!("KV {name}, expected f16, 16 or 8"))
 }
 
 static CPU_TIME: AtomicBool = AtomicBool::new(false);

@@ -1,5 +1,7 @@
 //! What the caller of the executor decides.
 
+use muser_backend::KvType;
+
 use crate::isa::Isa;
 
 /// Whether weights are copied into the layout that kernels read fastest.
@@ -25,10 +27,12 @@ pub struct CpuOptions {
     pub isa: Option<Isa>,
     /// Most rows of a step.
     pub max_rows: usize,
+    /// Type of K and V: f16, or 16 or 8 bits in digits ([`muser_backend::arith::attention`]).
+    pub kv: KvType,
 }
 
 impl Default for CpuOptions {
     fn default() -> Self {
-        Self { threads: None, repack: Repack::Auto, isa: None, max_rows: 512 }
+        Self { threads: None, repack: Repack::Auto, isa: None, max_rows: 512, kv: KvType::F16 }
     }
 }

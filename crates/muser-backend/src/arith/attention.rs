@@ -271,12 +271,29 @@ pub fn attend(
     row.iter().map(|o| o * inverse).collect()
 }
 
+/// Largest magnitude; NaN if any value is not a number.
+fn largest<'a>(w: impl IntoIterator<Item = &'a f32>) -> f32 {
+    w.into_iter().fold(0.0f32, |a, b| if a.is_nan() || b.is_nan() { f32::NAN } else { a.max(b.abs()) })
+}
+
 /// Upper bound of `|s|` that norm weights allow: `max |q_norm| max |k_norm| sqrt(dim) log2 e`, since a normed head has a length
 /// of at most `sqrt(dim)`.
 pub fn score_bound(q_norm: &[f32], k_norm: &[f32], head_dim: usize) -> f32 {
-    let largest =
-        |w: &[f32]| w.iter().fold(0.0f32, |a, b| if b.is_nan() { f32::NAN } else { a.max(b.abs()) });
     largest(q_norm) * largest(k_norm) * (head_dim as f32).sqrt() * std::f32::consts::LOG2_E
+}
+
+/// Largest `|s|` that a draft's norm weights may allow, by [`draft_score_bound`]: what [`exp2`] takes. Trained drafts reach
+/// 103 in this bound and a fraction of it in use. A sum that overflows all the same makes proposals worse, never a text.
+pub const MAX_LOG2_DRAFT_SCORE: f32 = 120.0;
+
+/// As [`score_bound`] for heads that are rotated by halves: rotation mixes value `t` with `t + dim / 2` and no others, so
+/// the bound is the largest over such pairs.
+pub fn draft_score_bound(q_norm: &[f32], k_norm: &[f32], head_dim: usize) -> f32 {
+    let half = head_dim / 2;
+    let pairs = (0..half)
+        .map(|t| largest([&q_norm[t], &q_norm[t + half]]) * largest([&k_norm[t], &k_norm[t + half]]));
+    let most = pairs.fold(0.0f32, |a, b| if a.is_nan() || b.is_nan() { f32::NAN } else { a.max(b) });
+    most * (head_dim as f32).sqrt() * std::f32::consts::LOG2_E
 }
 
 #[cfg(test)]

@@ -1,40 +1,124 @@
 //! Memory of the KV blocks.
 //!
-//! A block of a group holds all layers of the group, one after the other; a layer holds K of all key heads, then V
-//! (`kernels::attention` draws one head). The layers of a draft model come last in the sliding group, with heads of their
-//! own. What [`KvStore::export`] writes is this memory as it is.
+//! A block of a group holds all layers of the group, one after the other. In digits a layer holds its heads
+//! ([`muser_backend::kv_layout`]); in f16 it holds K of all key heads, then V (`kernels::attention` draws one head). The layers
+//! of a draft model come last in the sliding group, with heads of their own. What [`KvStore::export`] writes is this memory as
+//! it is.
 #![allow(unsafe_code, reason = "copies blocks out of and into raw memory")]
 #![allow(
     clippy::cast_ptr_alignment,
     reason = "buffers are aligned to 2 MiB and blocks are whole cache lines"
 )]
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use muser_backend::{ExecError, KvCapacity, LentBlock};
+use muser_backend::kv_layout::HeadLayout;
+use muser_backend::{ExecError, KvCapacity, KvType, LentBlock};
 use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
 use muser_model::Geometry;
 
-use crate::kernels::attention::KvView;
+use crate::kernels::attention::FloatKv;
+use crate::kernels::exact::DigitKv;
+use crate::kernels::kv::KvView;
 use crate::memory::HugeBuffer;
 
 /// Where a layer's KV lies.
 #[derive(Clone, Copy)]
 struct LayerPlace {
     group: KvGroup,
-    /// f16 values of a block before this layer's.
+    /// Bytes of a block before this layer's.
     at: usize,
-    kv_heads: usize,
-    head_dim: usize,
+    heads: Heads,
+}
+
+/// The heads of a layer of one block.
+#[derive(Clone, Copy)]
+pub(crate) struct Heads {
+    pub(crate) kv_type: KvType,
+    pub(crate) count: usize,
+    pub(crate) dim: usize,
+}
+
+/// Where a head lies in a layer.
+enum Head {
+    /// First bytes of K and of V.
+    Float(usize, usize),
+    Digits(usize, HeadLayout),
+}
+
+impl Heads {
+    /// Bytes of the layer.
+    pub(crate) fn bytes(&self) -> usize {
+        match self.kv_type.digits() {
+            None => 4 * self.count * self.dim * BLOCK_LEN,
+            Some(digits) => self.count * HeadLayout { dim: self.dim, digits }.bytes(),
+        }
+    }
+
+    fn head(&self, head: usize) -> Head {
+        match self.kv_type.digits() {
+            None => {
+                let bytes = 2 * self.dim * BLOCK_LEN;
+                Head::Float(head * bytes, (self.count + head) * bytes)
+            }
+            Some(digits) => {
+                let layout = HeadLayout { dim: self.dim, digits };
+                Head::Digits(head * layout.bytes(), layout)
+            }
+        }
+    }
+
+    /// One key head of a layer that begins at `layer` in the first block; blocks are `block_stride` bytes apart.
+    pub(crate) fn view(&self, layer: *mut u8, head: usize, block_stride: usize) -> KvView {
+        match self.head(head) {
+            Head::Float(k, v) => KvView::Float(FloatKv {
+                k: layer.wrapping_add(k).cast(),
+                v: layer.wrapping_add(v).cast(),
+                block_stride: block_stride / 2,
+                head_dim: self.dim,
+                scale: 1.0 / (self.dim as f32).sqrt(),
+            }),
+            Head::Digits(at, head) => {
+                KvView::Digits(DigitKv { first: layer.wrapping_add(at), block_stride, head })
+            }
+        }
+    }
+
+    /// Makes some rows of a layer those of a block that nothing was written to.
+    fn clear(&self, layer: &mut [u8], rows: Range<usize>) {
+        for head in 0..self.count {
+            match self.head(head) {
+                Head::Float(k, v) => {
+                    // Of K a row is a column.
+                    layer[k..k + 2 * self.dim * BLOCK_LEN]
+                        .chunks_exact_mut(2 * BLOCK_LEN)
+                        .for_each(|positions| positions[2 * rows.start..2 * rows.end].fill(0));
+                    layer[v + 2 * rows.start * self.dim..v + 2 * rows.end * self.dim].fill(0);
+                }
+                Head::Digits(at, layout) => layout.clear(&mut layer[at..at + layout.bytes()], rows.clone()),
+            }
+        }
+    }
+
+    /// Has nothing been written to a row? In f16 V tells it, in digits the scale of K; in the first head.
+    fn is_blank(&self, layer: &[u8], row: usize) -> bool {
+        let bytes = match self.head(0) {
+            Head::Float(_, v) => &layer[v + 2 * row * self.dim..][..2 * self.dim],
+            Head::Digits(at, layout) => &layer[at + layout.k_scales() + 4 * row..][..4],
+        };
+        bytes.iter().all(|&byte| byte == 0)
+    }
 }
 
 /// Blocks of both groups.
 pub(crate) struct KvStore {
+    kv_type: KvType,
     places: Vec<LayerPlace>,
-    /// f16 values of a block of the full group.
-    full_values: usize,
-    sliding_values: usize,
+    /// Bytes of a block of the full group.
+    full_bytes: usize,
+    sliding_bytes: usize,
     capacity: KvCapacity,
     full: Option<Arc<HugeBuffer>>,
     sliding: Option<Arc<HugeBuffer>>,
@@ -92,11 +176,12 @@ impl Drop for Loan {
 
 impl KvStore {
     /// No blocks yet.
-    pub(crate) fn new(geometry: &Geometry) -> Self {
+    pub(crate) fn new(geometry: &Geometry, kv_type: KvType) -> Self {
         let mut store = Self {
+            kv_type,
             places: Vec::new(),
-            full_values: 0,
-            sliding_values: 0,
+            full_bytes: 0,
+            sliding_bytes: 0,
             capacity: KvCapacity { full: 0, sliding: 0 },
             full: None,
             sliding: None,
@@ -111,25 +196,26 @@ impl KvStore {
 
     /// Adds a layer behind the others; before memory is allocated.
     pub(crate) fn add_layer(&mut self, group: KvGroup, kv_heads: usize, head_dim: usize) {
-        let values = match group {
-            KvGroup::Full => &mut self.full_values,
-            KvGroup::Sliding => &mut self.sliding_values,
+        let bytes = match group {
+            KvGroup::Full => &mut self.full_bytes,
+            KvGroup::Sliding => &mut self.sliding_bytes,
         };
-        self.places.push(LayerPlace { group, at: *values, kv_heads, head_dim });
-        *values += layer_values(kv_heads, head_dim);
-    }
-
-    /// f16 values of a block of `group`.
-    fn block_values(&self, group: KvGroup) -> usize {
-        match group {
-            KvGroup::Full => self.full_values,
-            KvGroup::Sliding => self.sliding_values,
-        }
+        let heads = Heads { kv_type: self.kv_type, count: kv_heads, dim: head_dim };
+        self.places.push(LayerPlace { group, at: *bytes, heads });
+        *bytes += heads.bytes();
     }
 
     /// Bytes of a block of `group`.
     pub(crate) fn block_bytes(&self, group: KvGroup) -> usize {
-        self.block_values(group) * 2
+        match group {
+            KvGroup::Full => self.full_bytes,
+            KvGroup::Sliding => self.sliding_bytes,
+        }
+    }
+
+    /// Type of all values.
+    pub(crate) fn kv_type(&self) -> KvType {
+        self.kv_type
     }
 
     /// Blocks that there is memory for.
@@ -164,9 +250,8 @@ impl KvStore {
             KvGroup::Full => &self.full,
             KvGroup::Sliding => &self.sliding,
         };
-        let base = buffer.as_ref().map_or(std::ptr::null_mut(), |buffer| buffer.ptr()).cast::<u16>();
-        let layer = base.wrapping_add(place.at);
-        head_view(layer, kv_head, place.kv_heads, place.head_dim, self.block_values(place.group))
+        let base = buffer.as_ref().map_or(std::ptr::null_mut(), |buffer| buffer.ptr());
+        place.heads.view(base.wrapping_add(place.at), kv_head, self.block_bytes(place.group))
     }
 
     /// Refuses blocks that are lent.
@@ -199,28 +284,30 @@ impl KvStore {
         Some(Box::new(Loan { buffer, loans, group, block: block.0 as usize, bytes }))
     }
 
-    /// Writes zeros as K and V of rows `rows` of a block, from layer `layer` of its group on, which is not the first.
-    pub(crate) fn clear_context(&mut self, layer: usize, block: BlockId, rows: std::ops::Range<usize>) {
+    /// One layer of a block, which the caller has checked.
+    fn layer_bytes(&self, layer: usize, block: BlockId) -> (*mut u8, usize) {
+        let LayerPlace { group, at, heads } = self.places[layer];
+        let buffer = match group {
+            KvGroup::Full => &self.full,
+            KvGroup::Sliding => &self.sliding,
+        };
+        let base = buffer.as_ref().map_or(std::ptr::null_mut(), |buffer| buffer.ptr());
+        (base.wrapping_add(block.0 as usize * self.block_bytes(group) + at), heads.bytes())
+    }
+
+    /// Blanks rows `rows` of a block, from layer `layer` of its group on, which is not the first.
+    pub(crate) fn clear_context(&mut self, layer: usize, block: BlockId, rows: Range<usize>) {
         for layer in layer..self.places.len() {
-            let LayerPlace { kv_heads, head_dim, .. } = self.places[layer];
-            for kv_head in 0..kv_heads {
-                let view = self.view(layer, kv_head);
-                let at = block.0 as usize * view.block_stride;
-                // SAFETY: the caller has checked the block, `rows` lie inside it, and nobody reads it while `self` is
-                // borrowed mutably.
-                unsafe {
-                    for d in 0..head_dim {
-                        view.k.add(at + d * BLOCK_LEN + rows.start).write_bytes(0, rows.len());
-                    }
-                    view.v.add(at + rows.start * head_dim).write_bytes(0, rows.len() * head_dim);
-                }
-            }
+            let (bytes, len) = self.layer_bytes(layer, block);
+            // SAFETY: the caller has checked the block, and nobody reads it while `self` is borrowed mutably.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(bytes, len) };
+            self.places[layer].heads.clear(bytes, rows.clone());
         }
     }
 
-    /// Is V of a row all zeros, in the first head of a layer? Not known, and so not said, of a block that is lent.
-    pub(crate) fn is_zero_row(&self, layer: usize, block: BlockId, row: usize) -> bool {
-        let LayerPlace { group, head_dim, .. } = self.places[layer];
+    /// Is a row of a layer as if nothing had been written to it? Not known, and so not said, of a block that is lent.
+    pub(crate) fn is_blank_row(&self, layer: usize, block: BlockId, row: usize) -> bool {
+        let LayerPlace { group, heads, .. } = self.places[layer];
         if self.loans.is_lent(group, block) {
             return false;
         }
@@ -231,11 +318,10 @@ impl KvStore {
         if block.0 >= count || row >= BLOCK_LEN {
             return true;
         }
-        let view = self.view(layer, 0);
-        let v = view.v.wrapping_add(block.0 as usize * view.block_stride + row * head_dim);
+        let (bytes, len) = self.layer_bytes(layer, block);
         // SAFETY: block and row lie inside the buffer; steps write only while `self` is borrowed mutably elsewhere, and a
         // block is lent only so: while `self` is borrowed here, this one stays with us.
-        unsafe { std::slice::from_raw_parts(v, head_dim) }.iter().all(|&value| value == 0)
+        heads.is_blank(unsafe { std::slice::from_raw_parts(bytes, len) }, row)
     }
 
     /// First byte of a block, and its length.
@@ -269,13 +355,8 @@ impl KvStore {
     pub(crate) fn clear_rows(&self, group: KvGroup, rows: usize, bytes: &mut [u8]) {
         let rows = rows.min(BLOCK_LEN);
         for place in self.places.iter().filter(|place| place.group == group) {
-            let head_bytes = place.head_dim * BLOCK_LEN * 2;
-            let k_bytes = place.kv_heads * head_bytes;
-            let Some(layer) = bytes.get_mut(place.at * 2..place.at * 2 + 2 * k_bytes) else { return };
-            let (k, v) = layer.split_at_mut(k_bytes);
-            // Of K a row is a column.
-            k.chunks_exact_mut(BLOCK_LEN * 2).for_each(|positions| positions[rows * 2..].fill(0));
-            v.chunks_exact_mut(head_bytes).for_each(|head| head[rows * place.head_dim * 2..].fill(0));
+            let Some(layer) = bytes.get_mut(place.at..place.at + place.heads.bytes()) else { return };
+            place.heads.clear(layer, rows..BLOCK_LEN);
         }
     }
 
@@ -286,22 +367,4 @@ impl KvStore {
         unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), to, src.len()) };
         Ok(())
     }
-}
-
-/// f16 values of one layer of one block.
-pub(crate) fn layer_values(kv_heads: usize, head_dim: usize) -> usize {
-    2 * kv_heads * head_dim * BLOCK_LEN
-}
-
-/// One key head of a layer that begins at `layer` in the first block.
-pub(crate) fn head_view(
-    layer: *mut u16,
-    kv_head: usize,
-    kv_heads: usize,
-    head_dim: usize,
-    block_stride: usize,
-) -> KvView {
-    let head = head_dim * BLOCK_LEN;
-    let k = layer.wrapping_add(kv_head * head);
-    KvView { k, v: k.wrapping_add(kv_heads * head), block_stride, head_dim }
 }

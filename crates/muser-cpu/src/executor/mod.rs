@@ -11,6 +11,7 @@ mod step;
 #[cfg(test)]
 mod tests;
 
+use muser_backend::arith::attention as attention_bits;
 use muser_backend::{
     DraftBatch, ExecError, Executor, ExecutorInfo, KvCapacity, KvType, LentBlock, StepBatch, StepOutput,
     arith, draft_mark,
@@ -21,9 +22,10 @@ use muser_model::{Draft, Matrix, Model};
 
 use crate::isa::Isa;
 use crate::kernels::Kernels;
-use crate::kernels::attention::{self, STATE_HEAD, TILE_QUERIES};
+use crate::kernels::kv::{self as kernel_kv, STATE_HEAD, TILE_QUERIES};
 use crate::kernels::matmul;
 use crate::kernels::unpack::Class;
+use crate::kernels::{attention, exact};
 use crate::options::{CpuOptions, Repack};
 use crate::pool::Pool;
 use crate::weights::Weights;
@@ -34,7 +36,7 @@ use kv::KvStore;
 use plan::Plan;
 use step::{StepContext, ThreadScratch};
 
-/// Revision of the CPU arithmetic; part of the numeric route. The same for all instruction sets: the bits are.
+/// The numeric route with KV in f16; with digits it is [`arith::attention::route`].
 const ROUTE: &str = "cpu-2/f16";
 
 /// Revision of the draft's context arithmetic; blocks that hold a draft's planes also name the draft.
@@ -107,6 +109,21 @@ impl CpuExecutor {
             None => Isa::from_environment()?,
         };
         check_shapes(&model)?;
+        let route = match (options.kv, options.kv.digits()) {
+            (_, Some(digits)) => {
+                let head_dim = model.geometry.head_dim;
+                let layers = model.layers.iter();
+                let bounds =
+                    layers.map(|l| attention_bits::score_bound(&l.attn_q_norm, &l.attn_k_norm, head_dim));
+                check_scores("", bounds, attention_bits::MAX_LOG2_SCORE)?;
+                attention_bits::route(digits)
+            }
+            (KvType::F16, _) => ROUTE.into(),
+            (other, _) => {
+                let what = format!("KV type {}, expected f16, 16 or 8", other.name());
+                return Err(ExecError::Unsupported { backend: "cpu", what });
+            }
+        };
         let mut pool = Pool::new(options.threads).map_err(|error| ExecError::Device {
             device: "cpu".into(),
             what: format!("starting threads: {error}"),
@@ -117,8 +134,8 @@ impl CpuExecutor {
         let classes = || matrices(&model).filter_map(|m| Class::of(m.ty));
         let forms = (classes().any(Class::is_super), classes().any(|class| !class.is_super()));
         let buffers = Buffers::new(Widths::of(g), max_rows, forms.0, forms.1);
-        let scratch = thread_scratch(pool.threads(), max_rows, g.head_dim);
-        let kv = KvStore::new(g);
+        let scratch = thread_scratch(pool.threads(), max_rows, g.head_dim, options.kv);
+        let kv = KvStore::new(g, options.kv);
         let description = CpuDescription {
             isa,
             supported: Isa::ALL.into_iter().filter(|isa| isa.is_supported()).collect(),
@@ -134,8 +151,8 @@ impl CpuExecutor {
                 description.threads,
                 isa.label()
             ),
-            route: ROUTE.into(),
-            kv_type: KvType::F16,
+            route,
+            kv_type: options.kv,
             full_block_bytes: kv.block_bytes(KvGroup::Full),
             sliding_block_bytes: kv.block_bytes(KvGroup::Sliding),
             max_rows,
@@ -302,11 +319,11 @@ impl Executor for CpuExecutor {
         let (super_blocks, small_blocks) =
             (classes().any(Class::is_super), classes().any(|class| !class.is_super()));
         self.buffers = Buffers::new(widths, rows, super_blocks, small_blocks);
-        self.scratch = thread_scratch(self.pool.threads(), rows, widths.head_dim);
+        self.scratch = thread_scratch(self.pool.threads(), rows, widths.head_dim, self.info.kv_type);
         self.description.repacked_bytes += drafter.copied_bytes();
         self.info.draft = Some(drafter.info());
         self.info.sliding_block_bytes = self.kv.block_bytes(KvGroup::Sliding);
-        self.info.route = format!("{ROUTE}+{DRAFT_ROUTE}-{mark}");
+        self.info.route = format!("{}+{DRAFT_ROUTE}-{mark}", self.info.route);
         self.drafter = Some(drafter);
         Ok(())
     }
@@ -377,10 +394,13 @@ fn round_rows(max_rows: usize, drafter: &Drafter) -> usize {
     max_rows.max(drafter.config().block_size)
 }
 
-fn thread_scratch(threads: usize, rows: usize, head_dim: usize) -> Vec<ThreadScratch> {
+fn thread_scratch(threads: usize, rows: usize, head_dim: usize, kv: KvType) -> Vec<ThreadScratch> {
     let one = || ThreadScratch {
         product: matmul::Scratch::new(rows),
-        attention: attention::Scratch::new(head_dim),
+        attention: match kv.digits() {
+            None => kernel_kv::Scratch::Float(attention::Scratch::new(head_dim)),
+            Some(_) => kernel_kv::Scratch::Digits(exact::Scratch::new(head_dim)),
+        },
     };
     (0..threads).map(|_| one()).collect()
 }
@@ -414,6 +434,20 @@ fn check_shapes(model: &Model) -> Result<(), ExecError> {
         let float = matches!(m.ty, GgmlType::F32 | GgmlType::F16 | GgmlType::BF16);
         if !float && Class::of(m.ty).is_none() {
             return unsupported(format!("{}: no kernel for type {}", m.name, m.ty.name()));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses norm weights whose scores the arithmetic of digits cannot hold: `bounds` of the layers of what is called `whose`.
+fn check_scores(whose: &str, bounds: impl Iterator<Item = f32>, most: f32) -> Result<(), ExecError> {
+    for (layer, bound) in bounds.enumerate() {
+        if bound.is_nan() || bound >= most {
+            let what = format!(
+                "{whose}layer {layer}: attn_q_norm and attn_k_norm allow attention scores up to 2^{bound}, expected below \
+                 2^{most}"
+            );
+            return Err(ExecError::Unsupported { backend: "cpu", what });
         }
     }
     Ok(())

@@ -2,7 +2,7 @@
 
 use muser_backend::StepBatch;
 
-use crate::kernels::attention::TILE_QUERIES;
+use crate::kernels::kv::TILE_QUERIES;
 
 /// Some rows of one sequence and one key head.
 #[derive(Clone, Copy, Debug)]

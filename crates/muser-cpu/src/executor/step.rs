@@ -17,7 +17,7 @@ use super::kv::KvStore;
 use super::plan::{AttentionTile, Plan};
 use super::share::{ProductSet, share_chunks, share_products};
 use crate::kernels::Kernels;
-use crate::kernels::attention::{self, STATE_HEAD};
+use crate::kernels::kv::{self, STATE_HEAD};
 use crate::kernels::matmul::{self, Finish};
 use crate::pool::{Broken, Worker};
 use crate::weights::Weights;
@@ -28,7 +28,7 @@ pub(crate) const STORE_ROWS: usize = 32;
 /// Working memory of one thread.
 pub(crate) struct ThreadScratch {
     pub(crate) product: matmul::Scratch,
-    pub(crate) attention: attention::Scratch,
+    pub(crate) attention: kv::Scratch,
 }
 
 /// Everything that a step reads and writes.
@@ -325,7 +325,7 @@ impl StepContext<'_> {
         }
     }
 
-    fn tile(&self, layer: usize, tile: &AttentionTile) -> (attention::Tile<'_>, *mut f32) {
+    fn tile(&self, layer: usize, tile: &AttentionTile) -> (kv::Tile<'_>, *mut f32) {
         let g = &self.model.geometry;
         let sliding = g.sliding[layer];
         let seq = &self.batch.seqs()[tile.seq];
@@ -337,8 +337,9 @@ impl StepContext<'_> {
         } else {
             (self.batch.full_table(seq), 0)
         };
-        let view = attention::Tile {
+        let view = kv::Tile {
             kv: self.kv.view(layer, tile.kv_head),
+            head_dim: g.head_dim,
             table,
             first_block,
             start: seq.start_pos as usize + tile.row,
@@ -348,17 +349,11 @@ impl StepContext<'_> {
             end: None,
             q: self.buffers.q.wrapping_add(at),
             q_stride: g.q_width(),
-            scale: 1.0 / (g.head_dim as f32).sqrt(),
         };
         (view, self.buffers.o.wrapping_add(at))
     }
 
-    fn attention(
-        &self,
-        worker: &Worker<'_>,
-        layer: usize,
-        scratch: &mut attention::Scratch,
-    ) -> Result<(), Broken> {
+    fn attention(&self, worker: &Worker<'_>, layer: usize, scratch: &mut kv::Scratch) -> Result<(), Broken> {
         let g = &self.model.geometry;
         let tiles = &self.plan.tiles;
         let Some(split) = self.plan.split_blocks else {
@@ -370,7 +365,7 @@ impl StepContext<'_> {
             return Ok(());
         };
         let entry = STATE_HEAD + g.head_dim;
-        let queries = attention::TILE_QUERIES.max(g.heads / g.kv_heads);
+        let queries = kv::TILE_QUERIES.max(g.heads / g.kv_heads);
         let tile_size = self.plan.max_blocks * queries * entry;
         worker.share(tiles.len() * self.plan.pieces, |item| {
             let (index, piece) = (item / self.plan.pieces, item % self.plan.pieces);

@@ -10,8 +10,15 @@ pub(super) fn tiny() -> Model {
     Model::load(path).expect("the bundled model loads")
 }
 
+/// Types of K and V.
+pub(super) const KV: [KvType; 3] = [KvType::F16, KvType::Int16, KvType::Int8];
+
 fn executor(model: &Model, isa: Isa, threads: usize, repack: Repack) -> Box<dyn Executor> {
-    let options = CpuOptions { threads: Some(threads), repack, isa: Some(isa), max_rows: 256 };
+    executor_with(model, isa, threads, repack, KvType::F16)
+}
+
+fn executor_with(model: &Model, isa: Isa, threads: usize, repack: Repack, kv: KvType) -> Box<dyn Executor> {
+    let options = CpuOptions { threads: Some(threads), repack, isa: Some(isa), max_rows: 256, kv };
     Box::new(CpuExecutor::new(model.clone(), options).expect("executor"))
 }
 
@@ -62,21 +69,26 @@ fn agrees_with_the_reference() {
     let ids: Vec<u32> = (0..300).map(|i| (i * 37 + 11) % 4000).collect();
     let mut reference = ReferenceExecutor::new(model.clone(), KvType::F16).expect("reference");
     let expected = logits(&mut reference, &ids, 64);
-    let found = logits(&mut *executor(&model, Isa::detect(), 2, Repack::On), &ids, 64);
-    let agreement = conformance::agreement(&expected, &found, model.geometry.vocab);
-    // Arbitrary ids put the model far from any text it knows, where int8 activations show most.
-    assert!(agreement.mean_kl < 0.015 && agreement.max_error < 0.05, "{agreement:?}");
+    for kv in KV {
+        let found = logits(&mut *executor_with(&model, Isa::detect(), 2, Repack::On, kv), &ids, 64);
+        let agreement = conformance::agreement(&expected, &found, model.geometry.vocab);
+        // Arbitrary ids put the model far from any text it knows, where int8 activations show most.
+        assert!(agreement.mean_kl < 0.015 && agreement.max_error < 0.05, "{kv:?}: {agreement:?}");
+    }
 }
 
 #[test]
 fn every_instruction_set_gives_the_same_bits() {
     let model = tiny();
     let ids: Vec<u32> = (0..270).map(|i| (i * 41 + 7) % 4000).collect();
-    let expected = trace(&mut *executor(&model, Isa::Scalar, 2, Repack::Off), &ids, 100);
-    for isa in supported() {
-        for (threads, repack, chunk) in [(1, Repack::On, 64), (3, Repack::Off, 33)] {
-            let found = trace(&mut *executor(&model, isa, threads, repack), &ids, chunk);
-            assert_eq!(found, expected, "{}, {threads} threads, {repack:?}, chunks of {chunk}", isa.name());
+    for kv in KV {
+        let expected = trace(&mut *executor_with(&model, Isa::Scalar, 2, Repack::Off, kv), &ids, 100);
+        for isa in supported() {
+            for (threads, repack, chunk) in [(1, Repack::On, 64), (3, Repack::Off, 33)] {
+                let found = trace(&mut *executor_with(&model, isa, threads, repack, kv), &ids, chunk);
+                let how = format!("{kv:?}, {}, {threads} threads, {repack:?}, chunks of {chunk}", isa.name());
+                assert_eq!(found, expected, "{how}");
+            }
         }
     }
 }
@@ -84,43 +96,47 @@ fn every_instruction_set_gives_the_same_bits() {
 #[test]
 fn rows_do_not_see_their_neighbours() {
     let model = tiny();
-    for seed in 0..1 {
+    for (seed, kv) in KV.into_iter().enumerate() {
         // More threads than tiles, so that attention is also cut along the KV.
         let mut threads = 0;
         let make = || {
             threads = threads % 5 + 2;
-            executor(&model, Isa::detect(), threads, Repack::Auto)
+            executor_with(&model, Isa::detect(), threads, Repack::Auto, kv)
         };
-        conformance::row_invariance(make, &model.geometry, seed, 3, 560);
+        conformance::row_invariance(make, &model.geometry, seed as u64, 3, 560);
     }
 }
 
 #[test]
 fn imported_blocks_continue_the_same() {
     let model = tiny();
-    let make = || executor(&model, Isa::detect(), 2, Repack::Off);
-    conformance::import_continues(make, &model.geometry, 5, 300, 40);
+    for kv in KV {
+        let make = || executor_with(&model, Isa::detect(), 2, Repack::Off, kv);
+        conformance::import_continues(make, &model.geometry, 5, 300, 40);
+    }
 }
 
 #[test]
 fn rows_behind_the_end_of_an_exported_block_can_be_cleared() {
     let model = tiny();
     let ids: Vec<u32> = (0..256).map(|i| (i * 31 + 3) % 4000).collect();
-    let mut executor = executor(&model, Isa::detect(), 2, Repack::Off);
     let first = |executor: &mut dyn Executor, ids: &[u32], group| {
         logits(executor, ids, 256);
         let mut bytes = vec![0; executor.info().block_bytes(group)];
         executor.export_block(group, BlockId(0), &mut bytes).expect("export");
         bytes
     };
-    for group in [KvGroup::Full, KvGroup::Sliding] {
-        for rows in [1, 100, 255] {
-            // In fresh memory the rows behind are zeros.
-            let expected = first(&mut *executor, &ids[..rows], group);
-            let mut bytes = first(&mut *executor, &ids, group);
-            assert!(bytes != expected);
-            executor.clear_rows(group, rows, &mut bytes);
-            assert!(bytes == expected, "{group:?}, {rows} rows");
+    for kv in KV {
+        let mut executor = executor_with(&model, Isa::detect(), 2, Repack::Off, kv);
+        for group in [KvGroup::Full, KvGroup::Sliding] {
+            for rows in [1, 100, 255] {
+                // In fresh memory the rows behind are zeros.
+                let expected = first(&mut *executor, &ids[..rows], group);
+                let mut bytes = first(&mut *executor, &ids, group);
+                assert!(bytes != expected);
+                executor.clear_rows(group, rows, &mut bytes);
+                assert!(bytes == expected, "{kv:?}, {group:?}, {rows} rows");
+            }
         }
     }
 }
@@ -128,12 +144,54 @@ fn rows_behind_the_end_of_an_exported_block_can_be_cleared() {
 #[test]
 fn what_leaves_holds_no_rows_of_another_sequence() {
     let model = tiny();
-    conformance::cleared_rows_tell_nothing(
-        || executor(&model, Isa::detect(), 2, Repack::Off),
-        &model.geometry,
-        9,
-        &[1, 100, 255, 259],
-    );
+    for kv in KV {
+        conformance::cleared_rows_tell_nothing(
+            || executor_with(&model, Isa::detect(), 2, Repack::Off, kv),
+            &model.geometry,
+            9,
+            &[1, 100, 255, 259],
+        );
+    }
+}
+
+#[test]
+fn routes_and_sizes_are_those_of_the_kv_type() {
+    let model = tiny();
+    let g = &model.geometry;
+    for (kv, route) in [(KvType::Int16, "exact-1/kv16"), (KvType::Int8, "exact-1/kv8")] {
+        let executor = executor_with(&model, Isa::detect(), 1, Repack::Off, kv);
+        let info = executor.info();
+        assert_eq!((info.kv_type, &info.route[..]), (kv, route));
+        let layers = g.sliding.iter().filter(|sliding| !**sliding).count();
+        let expected = layers * g.kv_heads * kv.head_bytes(g.head_dim) * BLOCK_LEN;
+        assert_eq!(info.full_block_bytes, expected);
+    }
+    let options = CpuOptions { kv: KvType::F32, ..CpuOptions::default() };
+    assert!(matches!(CpuExecutor::new(model, options), Err(ExecError::Unsupported { .. })));
+}
+
+#[test]
+fn norms_that_allow_scores_beyond_the_arithmetic_are_refused() {
+    let check = |value: f32, kv: KvType| {
+        let mut model = tiny();
+        model.layers[2].attn_k_norm[5] = value;
+        CpuExecutor::new(
+            model,
+            CpuOptions { threads: Some(1), repack: Repack::Off, kv, ..CpuOptions::default() },
+        )
+    };
+    for kv in [KvType::Int16, KvType::Int8] {
+        for value in [50.0, -1000.0, f32::NAN, f32::INFINITY] {
+            match check(value, kv) {
+                Err(ExecError::Unsupported { what, .. }) => {
+                    assert!(what.contains("layer 2") && what.contains("2^90"), "{what}");
+                }
+                Err(other) => panic!("{other}"),
+                Ok(_) => panic!("{value} was taken"),
+            }
+        }
+    }
+    check(50.0, KvType::F16).expect("floats subtract a maximum");
 }
 
 #[test]

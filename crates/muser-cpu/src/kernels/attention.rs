@@ -22,17 +22,16 @@
 
 use muser_kv::{BLOCK_LEN, BlockId};
 
+use super::kv::{STATE_HEAD, TILE_QUERIES};
 use super::math::{exp, tree_sum};
 use crate::simd::Simd;
 
-/// Most queries of a tile.
-pub(crate) const TILE_QUERIES: usize = 64;
 /// Positions that are widened to f32 at a time.
 const SPAN: usize = 32;
 
 /// One layer's K and V of one key head, in all blocks.
 #[derive(Clone, Copy)]
-pub(crate) struct KvView {
+pub(crate) struct FloatKv {
     /// First block's K of this layer and head.
     pub(crate) k: *mut u16,
     /// First block's V of this layer and head.
@@ -40,50 +39,11 @@ pub(crate) struct KvView {
     /// f16 values from one block to the next.
     pub(crate) block_stride: usize,
     pub(crate) head_dim: usize,
-}
-
-/// One tile of queries. Query `i` is head `i % heads` of row `i / heads`.
-#[derive(Clone, Copy)]
-pub(crate) struct Tile<'a> {
-    pub(crate) kv: KvView,
-    /// Block ids; entry 0 is absolute block `first_block`.
-    pub(crate) table: &'a [BlockId],
-    pub(crate) first_block: usize,
-    /// Position of the first row.
-    pub(crate) start: usize,
-    pub(crate) rows: usize,
-    /// Query heads of this key head.
-    pub(crate) heads: usize,
-    /// Keys that a query sees, its own included; `usize::MAX` for all.
-    pub(crate) window: usize,
-    /// Where the keys of all rows end, instead of each at its own position: rows that are not among the keys.
-    pub(crate) end: Option<usize>,
-    /// First row's first head; heads are adjacent.
-    pub(crate) q: *const f32,
-    pub(crate) q_stride: usize,
+    /// What scores are multiplied with.
     pub(crate) scale: f32,
 }
 
-impl Tile<'_> {
-    /// Positions `first .. end` that row `row` sees.
-    fn visible(&self, row: usize) -> (usize, usize) {
-        let own = self.start + row + 1;
-        let end = self.end.unwrap_or(own);
-        (own.saturating_sub(self.window).min(end), end)
-    }
-
-    /// Absolute blocks that any row sees.
-    pub(crate) fn blocks(&self) -> std::ops::Range<usize> {
-        let (first, _) = self.visible(0);
-        let (_, end) = self.visible(self.rows - 1);
-        first / BLOCK_LEN..end.div_ceil(BLOCK_LEN)
-    }
-}
-
-/// What one query has gathered: maximum, sum, outputs.
-///
-/// `state` holds for every query `M`, `L` and `head_dim` values of `O`; `L` of 0 means nothing yet.
-pub(crate) const STATE_HEAD: usize = 2;
+type Tile<'a> = super::kv::Tile<'a, FloatKv>;
 
 /// Working memory of one thread.
 pub(crate) struct Scratch {
@@ -95,7 +55,7 @@ pub(crate) struct Scratch {
     wide: Vec<f32>,
     /// Outputs of one block, `[query][head_dim]`.
     o: Vec<f32>,
-    /// Gathered state, `[query][2 + head_dim]`.
+    /// What queries have gathered, `[query][2 + head_dim]`: maximum, sum (0 means nothing yet), outputs.
     state: Vec<f32>,
 }
 
@@ -123,7 +83,7 @@ pub(crate) unsafe fn attend<S: Simd>(
     out_stride: usize,
     scratch: &mut Scratch,
 ) {
-    let dim = tile.kv.head_dim;
+    let dim = tile.head_dim;
     let queries = tile.rows * tile.heads;
     let size = STATE_HEAD + dim;
     let mut state = std::mem::take(&mut scratch.state);
@@ -161,7 +121,7 @@ pub(crate) unsafe fn attend_blocks<S: Simd>(
     partial: *mut f32,
     scratch: &mut Scratch,
 ) {
-    let dim = tile.kv.head_dim;
+    let dim = tile.head_dim;
     let queries = tile.rows * tile.heads;
     let size = STATE_HEAD + dim;
     load_queries::<S>(tile, scratch);
@@ -208,7 +168,7 @@ fn sees(tile: &Tile<'_>, query: usize, block: usize) -> bool {
 
 #[inline(always)]
 unsafe fn load_queries<S: Simd>(tile: &Tile<'_>, scratch: &mut Scratch) {
-    let dim = tile.kv.head_dim;
+    let dim = tile.head_dim;
     let queries = tile.rows * tile.heads;
     let groups = queries.div_ceil(S::QUERIES);
     for slot in 0..groups * S::QUERIES {
@@ -254,7 +214,7 @@ impl Ahead {
 /// caller ends.
 #[inline(always)]
 unsafe fn one_block<S: Simd>(tile: &Tile<'_>, block: usize, end_block: usize, scratch: &mut Scratch) {
-    let dim = tile.kv.head_dim;
+    let dim = tile.head_dim;
     let queries = tile.rows * tile.heads;
     let base = block * BLOCK_LEN;
     let id = tile.table[block - tile.first_block].0 as usize;
@@ -287,10 +247,12 @@ unsafe fn one_block<S: Simd>(tile: &Tile<'_>, block: usize, end_block: usize, sc
             let half = queries - group * S::QUERIES <= S::QUERIES / 2;
             let wide = scratch.wide.as_ptr();
             match (direct, half) {
-                (true, true) => scores::<S, true, true>(q, k.add(span).cast(), dim, tile.scale, p, ahead),
-                (true, false) => scores::<S, true, false>(q, k.add(span).cast(), dim, tile.scale, p, ahead),
-                (false, true) => scores::<S, false, true>(q, wide.cast(), dim, tile.scale, p, ahead),
-                (false, false) => scores::<S, false, false>(q, wide.cast(), dim, tile.scale, p, ahead),
+                (true, true) => scores::<S, true, true>(q, k.add(span).cast(), dim, tile.kv.scale, p, ahead),
+                (true, false) => {
+                    scores::<S, true, false>(q, k.add(span).cast(), dim, tile.kv.scale, p, ahead);
+                }
+                (false, true) => scores::<S, false, true>(q, wide.cast(), dim, tile.kv.scale, p, ahead),
+                (false, false) => scores::<S, false, false>(q, wide.cast(), dim, tile.kv.scale, p, ahead),
             }
         }
     }
@@ -530,7 +492,7 @@ unsafe fn finish<S: Simd>(state: *const f32, out: *mut f32, dim: usize) {
 /// # Safety
 /// `k` and `v` are valid for `head_dim` values; nobody else writes this position.
 #[inline(always)]
-pub(crate) unsafe fn store_kv<S: Simd>(kv: &KvView, id: BlockId, slot: usize, k: *const f32, v: *const f32) {
+pub(crate) unsafe fn store_kv<S: Simd>(kv: &FloatKv, id: BlockId, slot: usize, k: *const f32, v: *const f32) {
     let dim = kv.head_dim;
     let block = id.0 as usize * kv.block_stride;
     let (to_k, to_v) = (kv.k.add(block + slot), kv.v.add(block + slot * dim));

@@ -14,7 +14,9 @@
 )]
 
 pub(crate) mod attention;
+pub(crate) mod exact;
 pub(crate) mod fused;
+pub(crate) mod kv;
 pub(crate) mod layout;
 mod math;
 pub(crate) mod matmul;
@@ -32,7 +34,7 @@ use muser_kv::BlockId;
 
 use self::tile::PanelBlock;
 use crate::isa::Isa;
-use attention::KvView;
+use kv::KvView;
 use layout::BlockShape;
 use matmul::{PANEL, Product, SCRATCH};
 use rows::QuantTarget;
@@ -65,11 +67,10 @@ pub(crate) struct Kernels {
     pub(crate) head_norm_rope_halves: unsafe fn(*mut f32, *const f32, f32, usize, *const f32),
     pub(crate) gate: unsafe fn(*mut f32, *const f32, usize),
     pub(crate) silu_mul: unsafe fn(*const f32, *mut f32, usize),
-    pub(crate) attend: unsafe fn(&attention::Tile<'_>, *mut f32, usize, &mut attention::Scratch),
-    pub(crate) attend_blocks:
-        unsafe fn(&attention::Tile<'_>, Range<usize>, *mut f32, &mut attention::Scratch),
-    pub(crate) combine_blocks: unsafe fn(*const f32, usize, usize, *mut f32, usize, &mut attention::Scratch),
-    pub(crate) store_kv: unsafe fn(&KvView, BlockId, usize, *const f32, *const f32),
+    pub(crate) attend: unsafe fn(&kv::Tile<'_>, *mut f32, usize, &mut kv::Scratch),
+    pub(crate) attend_blocks: unsafe fn(&kv::Tile<'_>, Range<usize>, *mut f32, &mut kv::Scratch),
+    pub(crate) combine_blocks: unsafe fn(*const f32, usize, usize, *mut f32, usize, &mut kv::Scratch),
+    pub(crate) store_kv: unsafe fn(&KvView, BlockId, usize, *mut f32, *const f32),
     pub(crate) read_pass: unsafe fn(*const u8, usize) -> u64,
 }
 
@@ -210,21 +211,21 @@ macro_rules! compile {
             }
             $(#[$attr])*
             unsafe fn attend(
-                tile: &attention::Tile<'_>,
+                tile: &kv::Tile<'_>,
                 out: *mut f32,
                 stride: usize,
-                scratch: &mut attention::Scratch,
+                scratch: &mut kv::Scratch,
             ) {
-                attention::attend::<$simd>(tile, out, stride, scratch);
+                kv::attend::<$simd>(tile, out, stride, scratch);
             }
             $(#[$attr])*
             unsafe fn attend_blocks(
-                tile: &attention::Tile<'_>,
+                tile: &kv::Tile<'_>,
                 blocks: Range<usize>,
                 partial: *mut f32,
-                scratch: &mut attention::Scratch,
+                scratch: &mut kv::Scratch,
             ) {
-                attention::attend_blocks::<$simd>(tile, blocks, partial, scratch);
+                kv::attend_blocks::<$simd>(tile, blocks, partial, scratch);
             }
             $(#[$attr])*
             unsafe fn combine_blocks(
@@ -233,13 +234,13 @@ macro_rules! compile {
                 stride: usize,
                 out: *mut f32,
                 dim: usize,
-                scratch: &mut attention::Scratch,
+                scratch: &mut kv::Scratch,
             ) {
-                attention::combine_blocks::<$simd>(partial, count, stride, out, dim, scratch);
+                kv::combine_blocks::<$simd>(partial, count, stride, out, dim, scratch);
             }
             $(#[$attr])*
-            unsafe fn store_kv(kv: &KvView, id: BlockId, slot: usize, k: *const f32, v: *const f32) {
-                attention::store_kv::<$simd>(kv, id, slot, k, v);
+            unsafe fn store_kv(kv: &KvView, id: BlockId, slot: usize, k: *mut f32, v: *const f32) {
+                kv::store_kv::<$simd>(kv, id, slot, k, v);
             }
             $(#[$attr])*
             unsafe fn read_pass(bytes: *const u8, len: usize) -> u64 {

@@ -16,11 +16,13 @@ type F = __m256;
 type I = __m256i;
 
 macro_rules! eight_lanes {
-    ($name:ty, $any:literal, $dp4:expr, $dp4_wide:expr, $dp2:expr) => {
+    ($name:ty, $any:literal, $pairs:literal, $bias:literal, $dp4:expr, $dp4_wide:expr, $dp2:expr) => {
         impl Simd for $name {
             const N: usize = 8;
             const ANY_BYTE: bool = $any;
             const QUERIES: usize = 4;
+            const PAIRS: bool = $pairs;
+            const BIAS: i32 = $bias;
             type F = F;
             type I = I;
 
@@ -185,8 +187,55 @@ macro_rules! eight_lanes {
             unsafe fn prefetch(p: *const u8) {
                 _mm_prefetch::<_MM_HINT_T0>(p.cast());
             }
+            #[inline(always)]
+            unsafe fn dp4_digits(acc: I, w: I, x: I) -> I {
+                $dp4_wide(acc, w, x)
+            }
+            #[inline(always)]
+            unsafe fn widen(a: I) -> (I, I) {
+                (_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(a)), _mm256_srai_epi16::<8>(a))
+            }
+            #[inline(always)]
+            unsafe fn store_bytes(p: *mut u8, a: I) {
+                let bytes = _mm256_set1_epi32(0x0c08_0400);
+                let words = _mm256_permutevar8x32_epi32(
+                    _mm256_shuffle_epi8(a, bytes),
+                    _mm256_setr_epi32(0, 4, 0, 0, 0, 0, 0, 0),
+                );
+                _mm_storel_epi64(p.cast(), _mm256_castsi256_si128(words));
+            }
+            #[inline(always)]
+            unsafe fn store_pairs(p: *mut u8, a: I) {
+                let halves = _mm256_set1_epi64x(0x0d0c_0504_0908_0100);
+                let pairs = _mm256_permute4x64_epi64::<0b1000>(_mm256_shuffle_epi8(a, halves));
+                _mm_storeu_si128(p.cast(), _mm256_castsi256_si128(pairs));
+            }
+            #[inline(always)]
+            unsafe fn f_top(a: F) -> f32 {
+                let a = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
+                let a = _mm_max_ps(a, _mm_movehl_ps(a, a));
+                _mm_cvtss_f32(_mm_max_ss(a, _mm_shuffle_ps::<1>(a, a)))
+            }
+            #[inline(always)]
+            unsafe fn f_tree(parts: [F; 4]) -> f32 {
+                tree8(_mm256_add_ps(parts[0], parts[1]))
+            }
+            #[inline(always)]
+            unsafe fn i_sum(a: I) -> i32 {
+                let a = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256::<1>(a));
+                let a = _mm_add_epi32(a, _mm_shuffle_epi32::<0b1110>(a));
+                _mm_cvtsi128_si32(_mm_add_epi32(a, _mm_shuffle_epi32::<1>(a)))
+            }
         }
     };
+}
+
+/// Eight lanes added as a tree: `l[i] + l[i + 4]`, `+ 2`, `+ 1`.
+#[inline(always)]
+pub(super) unsafe fn tree8(a: F) -> f32 {
+    let a = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
+    let a = _mm_add_ps(a, _mm_movehl_ps(a, a));
+    _mm_cvtss_f32(_mm_add_ss(a, _mm_shuffle_ps::<1>(a, a)))
 }
 
 /// Pairs of products stay below 2 * 128 * 127 = 32,512, so the saturating 16-bit sums are exact.
@@ -208,5 +257,13 @@ unsafe fn dp2_madd(acc: I, a: I, b: I) -> I {
     _mm256_add_epi32(acc, _mm256_madd_epi16(a, b))
 }
 
-eight_lanes!(Avx2, false, dp4_madd, dp4_madd_wide, dp2_madd);
-eight_lanes!(AvxVnni, true, _mm256_dpbusd_avx_epi32, _mm256_dpbusd_avx_epi32, _mm256_dpwssd_avx_epi32);
+eight_lanes!(Avx2, false, true, 0, dp4_madd, dp4_madd_wide, dp2_madd);
+eight_lanes!(
+    AvxVnni,
+    true,
+    false,
+    128,
+    _mm256_dpbusd_avx_epi32,
+    _mm256_dpbusd_avx_epi32,
+    _mm256_dpwssd_avx_epi32
+);

@@ -15,6 +15,8 @@ impl Simd for Avx512 {
     const N: usize = 16;
     const ANY_BYTE: bool = true;
     const QUERIES: usize = 8;
+    const PAIRS: bool = false;
+    const BIAS: i32 = 128;
     type F = F;
     type I = I;
 
@@ -202,5 +204,26 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn prefetch(p: *const u8) {
         _mm_prefetch::<_MM_HINT_T0>(p.cast());
+    }
+    #[inline(always)]
+    unsafe fn dp4_digits(acc: I, w: I, x: I) -> I {
+        _mm512_dpbusd_epi32(acc, w, x)
+    }
+    #[inline(always)]
+    unsafe fn store_bytes(p: *mut u8, a: I) {
+        _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(a));
+    }
+    #[inline(always)]
+    unsafe fn f_top(a: F) -> f32 {
+        _mm512_reduce_max_ps(a)
+    }
+    #[inline(always)]
+    unsafe fn f_tree(parts: [F; 4]) -> f32 {
+        let a = parts[0];
+        super::avx2::tree8(_mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps::<1>(a)))
+    }
+    #[inline(always)]
+    unsafe fn i_sum(a: I) -> i32 {
+        _mm512_reduce_add_epi32(a)
     }
 }

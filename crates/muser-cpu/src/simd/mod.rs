@@ -31,6 +31,10 @@ pub(crate) trait Simd: Copy + 'static {
     const QUERIES: usize;
     /// Does [`Simd::dp4`] take any unsigned byte?
     const ANY_BYTE: bool;
+    /// Are digits of attention multiplied as pairs of 16 bits ([`Simd::dp2`]), because there is no dot product of signed bytes?
+    const PAIRS: bool;
+    /// What [`Simd::biased`] adds to signed bytes: 128 where a dot product takes one side unsigned, else 0.
+    const BIAS: i32;
     /// `N` f32.
     type F: Copy;
     /// `N` i32, or `4 N` bytes.
@@ -119,4 +123,64 @@ pub(crate) trait Simd: Copy + 'static {
     /// `acc + sum of 2 products` per lane of signed 16-bit halves.
     unsafe fn dp2(acc: Self::I, a: Self::I, b: Self::I) -> Self::I;
     unsafe fn prefetch(p: *const u8);
+
+    /// Signed bytes as [`Simd::dp4_digits`] takes them.
+    #[inline(always)]
+    unsafe fn biased(a: Self::I) -> Self::I {
+        if Self::BIAS == 0 { a } else { Self::i_xor(a, Self::i_splat(0x8080_8080_u32 as i32)) }
+    }
+    /// `acc + sum of 4 products` per lane of signed bytes, those of `w` [`Simd::biased`]. Not for sets with [`Simd::PAIRS`].
+    unsafe fn dp4_digits(acc: Self::I, w: Self::I, x: Self::I) -> Self::I;
+    /// Signed bytes 0 and 2 of every lane as halves, and bytes 1 and 3.
+    #[inline(always)]
+    unsafe fn widen(a: Self::I) -> (Self::I, Self::I) {
+        let half = Self::i_splat(0xffff);
+        let pair = |low: Self::I, high: Self::I| Self::i_or(Self::i_and(low, half), Self::i_shl::<16>(high));
+        let byte0 = Self::i_sra::<24>(Self::i_shl::<24>(a));
+        let byte1 = Self::i_sra::<24>(Self::i_shl::<16>(a));
+        let byte2 = Self::i_sra::<24>(Self::i_shl::<8>(a));
+        (pair(byte0, byte2), pair(byte1, Self::i_sra::<24>(a)))
+    }
+    /// Stores the low byte of every lane.
+    #[inline(always)]
+    unsafe fn store_bytes(p: *mut u8, a: Self::I) {
+        let mut lanes = [0i32; 16];
+        Self::i_store(lanes.as_mut_ptr().cast(), a);
+        for (i, lane) in lanes.iter().enumerate().take(Self::N) {
+            *p.add(i) = *lane as u8;
+        }
+    }
+    /// Stores the low halves of lanes 0, 2, 1, 3 of each four lanes.
+    #[inline(always)]
+    unsafe fn store_pairs(p: *mut u8, a: Self::I) {
+        let mut lanes = [0i32; 16];
+        Self::i_store(lanes.as_mut_ptr().cast(), a);
+        for i in 0..Self::N {
+            let lane = i & !3 | [0, 2, 1, 3][i & 3];
+            p.add(2 * i).cast::<i16>().write_unaligned(lanes[lane] as i16);
+        }
+    }
+    /// The largest lane; none is NaN.
+    #[inline(always)]
+    unsafe fn f_top(a: Self::F) -> f32 {
+        let mut lanes = [f32::NEG_INFINITY; 16];
+        Self::f_store(lanes.as_mut_ptr(), a);
+        lanes.iter().fold(f32::NEG_INFINITY, |a, &b| if a > b { a } else { b })
+    }
+    /// Sixteen lanes, in `16 / N` vectors, added as a tree: `l[i] + l[i + 8]`, `+ 4`, `+ 2`, `+ 1`.
+    #[inline(always)]
+    unsafe fn f_tree(parts: [Self::F; 4]) -> f32 {
+        let mut lanes = [0.0f32; 16];
+        for (part, &a) in parts.iter().enumerate().take(16 / Self::N) {
+            Self::f_store(lanes.as_mut_ptr().add(part * Self::N), a);
+        }
+        muser_backend::arith::tree16(&lanes)
+    }
+    /// Sum of all lanes.
+    #[inline(always)]
+    unsafe fn i_sum(a: Self::I) -> i32 {
+        let mut lanes = [0i32; 16];
+        Self::i_store(lanes.as_mut_ptr().cast(), a);
+        lanes.iter().fold(0, |a, &b| a.wrapping_add(b))
+    }
 }

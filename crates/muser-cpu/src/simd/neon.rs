@@ -31,6 +31,8 @@ impl Simd for Neon {
     const N: usize = 4;
     const ANY_BYTE: bool = false;
     const QUERIES: usize = 4;
+    const PAIRS: bool = false;
+    const BIAS: i32 = 0;
     type F = F;
     type I = I;
 
@@ -203,4 +205,16 @@ impl Simd for Neon {
     }
     #[inline(always)]
     unsafe fn prefetch(_: *const u8) {}
+    #[inline(always)]
+    unsafe fn dp4_digits(acc: I, w: I, x: I) -> I {
+        sdot(acc, vreinterpretq_s8_s32(w), vreinterpretq_s8_s32(x))
+    }
+    #[inline(always)]
+    unsafe fn f_top(a: F) -> f32 {
+        vmaxvq_f32(a)
+    }
+    #[inline(always)]
+    unsafe fn i_sum(a: I) -> i32 {
+        vaddvq_s32(a)
+    }
 }

@@ -25,6 +25,8 @@ impl Simd for Scalar {
     const N: usize = N;
     const ANY_BYTE: bool = true;
     const QUERIES: usize = 4;
+    const PAIRS: bool = false;
+    const BIAS: i32 = 0;
     type F = F;
     type I = I;
 
@@ -206,4 +208,15 @@ impl Simd for Scalar {
     }
     #[inline]
     unsafe fn prefetch(_: *const u8) {}
+    #[inline]
+    unsafe fn dp4_digits(acc: I, w: I, x: I) -> I {
+        let mut out = acc;
+        for i in 0..N {
+            let (w, x) = (w[i].to_le_bytes(), x[i].to_le_bytes());
+            for j in 0..4 {
+                out[i] = out[i].wrapping_add(i32::from(w[j] as i8) * i32::from(x[j] as i8));
+            }
+        }
+        out
+    }
 }

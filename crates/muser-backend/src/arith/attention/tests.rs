@@ -222,3 +222,30 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn bounds_of_scores_are_never_lost() {
+    let mut norm = vec![1.0f32; 64];
+    norm[3] = -2.0;
+    let ones = vec![1.0f32; 64];
+    let one = 8.0 * std::f32::consts::LOG2_E;
+    assert_eq!(score_bound(&norm, &ones, 64), 2.0 * one);
+    // Values 3 and 35 meet, 3 and 40 do not.
+    let mut other = ones.clone();
+    other[40] = 5.0;
+    assert_eq!(
+        (score_bound(&norm, &other, 64), draft_score_bound(&norm, &other, 64)),
+        (10.0 * one, 5.0 * one)
+    );
+    other[35] = 4.0;
+    assert_eq!(draft_score_bound(&norm, &other, 64), 8.0 * one);
+    // Whatever follows a NaN.
+    for at in [0, 31, 63] {
+        norm[at] = f32::NAN;
+        assert!(score_bound(&norm, &ones, 64).is_nan() && score_bound(&ones, &norm, 64).is_nan());
+        assert!(draft_score_bound(&norm, &ones, 64).is_nan() && draft_score_bound(&ones, &norm, 64).is_nan());
+        norm[at] = 1.0;
+    }
+    norm[7] = f32::INFINITY;
+    assert_eq!(score_bound(&norm, &ones, 64), f32::INFINITY);
+}

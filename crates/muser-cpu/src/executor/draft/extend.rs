@@ -155,7 +155,7 @@ impl Drafter {
     /// Has a row its context?
     pub(crate) fn has_context(&self, kv: &KvStore, block: BlockId, row: usize) -> bool {
         let zero_from = self.extend.zero_from.get(block.0 as usize).copied().unwrap_or(0);
-        row < usize::from(zero_from) && !kv.is_zero_row(self.first_layer, block, row)
+        row < usize::from(zero_from) && !kv.is_blank_row(self.first_layer, block, row)
     }
 }
 

@@ -13,6 +13,7 @@ pub(crate) mod round;
 #[cfg(test)]
 mod tests;
 
+use muser_backend::arith::attention::{MAX_LOG2_DRAFT_SCORE, draft_score_bound};
 use muser_backend::arith::{self, MatrixRole};
 use muser_backend::{DraftInfo, ExecError, check_draft};
 use muser_gguf::GgmlType;
@@ -21,8 +22,9 @@ use muser_model::{DflashConfig, Draft, Matrix, Model};
 
 use self::extend::ExtendBuffers;
 use self::round::RoundBuffers;
+use super::check_scores;
 use super::kv::KvStore;
-use crate::kernels::attention::TILE_QUERIES;
+use crate::kernels::kv::TILE_QUERIES;
 use crate::kernels::matmul::MatrixView;
 use crate::kernels::unpack::Class;
 use crate::memory::HugeBuffer;
@@ -69,6 +71,12 @@ impl Drafter {
     ) -> Result<Self, ExecError> {
         check_draft(&model, target, "cpu")?;
         check_shapes(&model.config)?;
+        if kv.kv_type().digits().is_some() {
+            let head_dim = model.config.head_dim;
+            let layers = model.layers.iter();
+            let bounds = layers.map(|l| draft_score_bound(&l.attn_q_norm, &l.attn_k_norm, head_dim));
+            check_scores("draft ", bounds, MAX_LOG2_DRAFT_SCORE)?;
+        }
         let mut list = vec![(&model.fc, MatrixRole::DraftFc)];
         for l in &model.layers {
             list.extend([&l.attn_q, &l.attn_k, &l.attn_v].map(|m| (m, MatrixRole::AttnIn)));
@@ -97,7 +105,7 @@ impl Drafter {
         let g = &target.geometry;
         let same_angles = c.head_dim == g.head_dim && c.rope_theta.to_bits() == g.rope_theta.to_bits();
         let extend = ExtendBuffers::new(&model, views[0], &layers, rows, !same_angles);
-        let round = RoundBuffers::new(c, pool.threads());
+        let round = RoundBuffers::new(c, kv.kv_type(), pool.threads());
         let inverse_frequencies = arith::inverse_frequencies(f64::from(c.rope_theta), c.head_dim);
         Ok(Self { fc: views[0], layers, copy, model, first_layer, inverse_frequencies, extend, round })
     }

@@ -5,18 +5,18 @@
 //! same for all layers), so attention is that of the context's blocks followed by one more.
 #![allow(unsafe_code, reason = "threads write disjoint parts of shared buffers")]
 
-use muser_backend::{DraftBatch, DraftSeq};
+use muser_backend::{DraftBatch, DraftSeq, KvType};
 use muser_gguf::dequantize_row;
 use muser_kv::{BLOCK_LEN, BlockId};
 use muser_model::{DflashConfig, Draft, Model};
 
 use super::{DraftLayerViews, Drafter};
 use crate::executor::buffers::Pointers;
-use crate::executor::kv::{KvStore, head_view, layer_values};
+use crate::executor::kv::{Heads, KvStore};
 use crate::executor::share::{ProductSet, share_chunks, share_products};
 use crate::executor::step::{ThreadScratch, angles};
 use crate::kernels::Kernels;
-use crate::kernels::attention::{STATE_HEAD, TILE_QUERIES, Tile};
+use crate::kernels::kv::{KvView, STATE_HEAD, TILE_QUERIES, Tile};
 use crate::kernels::matmul::{Finish, MatrixView};
 use crate::pool::{Broken, Worker};
 
@@ -51,15 +51,17 @@ pub(super) struct RoundBuffers {
     tiles: Vec<RoundTile>,
     /// Proposals of the rows planned.
     logit_rows: usize,
-    /// K and V of the rows of the round, `[slot][layer_values]`.
-    block_kv: Vec<u16>,
+    /// The heads of a block of the round.
+    heads: Heads,
+    /// K and V of the rows of the round, `[slot]` of a layer.
+    block_kv: Vec<u64>,
     /// Attention of single blocks, for each thread.
     partial: Vec<f32>,
     partial_size: usize,
 }
 
 impl RoundBuffers {
-    pub(super) fn new(c: &DflashConfig, threads: usize) -> Self {
+    pub(super) fn new(c: &DflashConfig, kv_type: KvType, threads: usize) -> Self {
         // A window may lie across one block more than it fills; then the block of the round.
         let blocks = c.window / BLOCK_LEN + 3;
         let partial_size = blocks * TILE_QUERIES * (STATE_HEAD + c.head_dim);
@@ -67,6 +69,7 @@ impl RoundBuffers {
             rows: Vec::new(),
             tiles: Vec::new(),
             logit_rows: 0,
+            heads: Heads { kv_type, count: c.kv_heads, dim: c.head_dim },
             block_kv: Vec::new(),
             partial: vec![0.0; threads * partial_size],
             partial_size,
@@ -114,9 +117,9 @@ impl RoundBuffers {
             }
             row += total;
         }
-        let values = (end - first) * layer_values(c.kv_heads, c.head_dim);
-        if self.block_kv.len() < values {
-            self.block_kv.resize(values, 0);
+        let words = ((end - first) * self.heads.bytes()).div_ceil(8);
+        if self.block_kv.len() < words {
+            self.block_kv.resize(words, 0);
         }
         end
     }
@@ -146,7 +149,8 @@ pub(crate) struct Round<'a> {
     batch: &'a DraftBatch,
     rows: &'a [RoundRow],
     tiles: &'a [RoundTile],
-    block_kv: *mut u16,
+    heads: Heads,
+    block_kv: *mut u8,
     partial: *mut f32,
     partial_size: usize,
     logits: *mut f32,
@@ -177,7 +181,8 @@ impl Drafter {
             batch,
             rows: &b.rows,
             tiles: &b.tiles,
-            block_kv: b.block_kv.as_mut_ptr(),
+            heads: b.heads,
+            block_kv: b.block_kv.as_mut_ptr().cast(),
             partial: b.partial.as_mut_ptr(),
             partial_size: b.partial_size,
             logits: logits.as_mut_ptr(),
@@ -366,10 +371,8 @@ impl Round<'_> {
     }
 
     /// The round's own blocks.
-    fn block_view(&self, kv_head: usize) -> crate::kernels::attention::KvView {
-        let c = &self.draft.config;
-        let stride = layer_values(c.kv_heads, c.head_dim);
-        head_view(self.block_kv, kv_head, c.kv_heads, c.head_dim, stride)
+    fn block_view(&self, kv_head: usize) -> KvView {
+        self.heads.view(self.block_kv, kv_head, self.heads.bytes())
     }
 
     fn attend(&self, layer: usize, tile: &RoundTile, thread: usize, scratch: &mut ThreadScratch) {
@@ -383,6 +386,7 @@ impl Round<'_> {
         // The window bounds the context; rows of the block all see each other.
         let context = Tile {
             kv: self.target.kv.view(self.first_layer + layer, tile.kv_head),
+            head_dim: c.head_dim,
             table: self.batch.sliding_table(seq),
             first_block: seq.sliding_first as usize,
             start: pos + tile.index,
@@ -392,7 +396,6 @@ impl Round<'_> {
             end: Some(pos),
             q: b.q.wrapping_add(at),
             q_stride: c.q_width(),
-            scale: 1.0 / (c.head_dim as f32).sqrt(),
         };
         let own = [BlockId(tile.slot as u32)];
         let block = Tile {

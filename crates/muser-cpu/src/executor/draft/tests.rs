@@ -1,7 +1,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::super::tests::{supported, tiny};
+use super::super::tests::{KV, supported, tiny};
 use super::super::{CpuExecutor, Isa};
 use crate::options::{CpuOptions, Repack};
 use muser_backend::{DraftBatch, ExecError, Executor, KvCapacity, KvType, ReferenceExecutor, conformance};
@@ -15,7 +15,18 @@ fn tiny_draft() -> Draft {
 }
 
 fn executor(model: &Model, draft: &Draft, isa: Isa, threads: usize, repack: Repack) -> Box<dyn Executor> {
-    let options = CpuOptions { threads: Some(threads), repack, isa: Some(isa), max_rows: 256 };
+    executor_with(model, draft, isa, threads, repack, KvType::F16)
+}
+
+fn executor_with(
+    model: &Model,
+    draft: &Draft,
+    isa: Isa,
+    threads: usize,
+    repack: Repack,
+    kv: KvType,
+) -> Box<dyn Executor> {
+    let options = CpuOptions { threads: Some(threads), repack, isa: Some(isa), max_rows: 256, kv };
     let mut executor = CpuExecutor::new(model.clone(), options).expect("executor");
     executor.attach_draft(draft.clone()).expect("draft");
     Box::new(executor)
@@ -56,11 +67,13 @@ fn agrees_with_the_reference() {
         for prompt in [ids(1, 5), ids(140, 41)] {
             let proposals = draft.config.max_draft();
             let expected = conformance::draft_logits(&mut reference, &prompt, proposals);
-            let mut fast = executor(&model, &draft, Isa::detect(), 2, Repack::On);
-            let found = conformance::draft_logits(&mut *fast, &prompt, proposals);
-            let agreement = conformance::agreement(&expected, &found, model.geometry.vocab);
-            let close = agreement.max_error < 0.03 && agreement.mean_kl < 0.005;
-            assert!(close, "{} positions: {agreement:?}", prompt.len());
+            for kv in KV {
+                let mut fast = executor_with(&model, &draft, Isa::detect(), 2, Repack::On, kv);
+                let found = conformance::draft_logits(&mut *fast, &prompt, proposals);
+                let agreement = conformance::agreement(&expected, &found, model.geometry.vocab);
+                let close = agreement.max_error < 0.03 && agreement.mean_kl < 0.005;
+                assert!(close, "{kv:?}, {} positions: {agreement:?}", prompt.len());
+            }
         }
     }
 }
@@ -71,17 +84,20 @@ fn every_instruction_set_proposes_the_same_bits() {
     for draft in [tiny_draft(), odd_draft("q4_k_m")] {
         let prompt = ids(30, 41);
         let proposals = draft.config.max_draft();
-        let run = |isa, threads, repack| {
-            conformance::draft_logits(
-                &mut *executor(&model, &draft, isa, threads, repack),
-                &prompt,
-                proposals,
-            )
-        };
-        let expected = run(Isa::Scalar, 2, Repack::Off);
-        for isa in supported() {
-            for (threads, repack) in [(1, Repack::On), (3, Repack::Off)] {
-                assert!(run(isa, threads, repack) == expected, "{}, {threads} threads", isa.name());
+        for kv in KV {
+            let run = |isa, threads, repack| {
+                conformance::draft_logits(
+                    &mut *executor_with(&model, &draft, isa, threads, repack, kv),
+                    &prompt,
+                    proposals,
+                )
+            };
+            let expected = run(Isa::Scalar, 2, Repack::Off);
+            for isa in supported() {
+                for (threads, repack) in [(1, Repack::On), (3, Repack::Off)] {
+                    let found = run(isa, threads, repack);
+                    assert!(found == expected, "{kv:?}, {}, {threads} threads", isa.name());
+                }
             }
         }
     }
@@ -90,11 +106,18 @@ fn every_instruction_set_proposes_the_same_bits() {
 #[test]
 fn proposals_do_not_depend_on_company_chunks_or_copies() {
     let model = tiny();
-    for (seed, draft) in [(1, tiny_draft()), (2, odd_draft("q4_k_m"))] {
+    let drafts = [tiny_draft(), odd_draft("q4_k_m")];
+    for (seed, draft, kv) in [
+        (1, 0, KvType::F16),
+        (2, 1, KvType::F16),
+        (3, 0, KvType::Int16),
+        (4, 1, KvType::Int16),
+        (5, 1, KvType::Int8),
+    ] {
         let mut threads = 0;
         let make = || {
             threads = threads % 2 + 1;
-            executor(&model, &draft, Isa::detect(), threads, Repack::Auto)
+            executor_with(&model, &drafts[draft], Isa::detect(), threads, Repack::Auto, kv)
         };
         conformance::draft_invariance(make, &model.geometry, seed, 3, 330);
     }
@@ -112,7 +135,8 @@ fn the_target_is_what_it_was_and_the_planes_are_row_invariant() {
     conformance::row_invariance(make, &model.geometry, 7, 2, 330);
     // Logits with and without a draft, and the sliding blocks' own planes.
     let prompt = ids(280, 13);
-    let options = CpuOptions { threads: Some(2), repack: Repack::Off, isa: None, max_rows: 256 };
+    let options =
+        CpuOptions { threads: Some(2), repack: Repack::Off, isa: None, max_rows: 256, kv: KvType::F16 };
     let mut plain = CpuExecutor::new(model.clone(), options).expect("executor");
     let mut drafting = executor(&model, &draft, Isa::detect(), 2, Repack::Off);
     let expected = super::super::tests::logits(&mut plain, &prompt, 50);
@@ -128,11 +152,13 @@ fn the_target_is_what_it_was_and_the_planes_are_row_invariant() {
 #[test]
 fn a_step_without_context_leaves_zeros() {
     let model = tiny();
-    let options = CpuOptions { threads: Some(1), repack: Repack::Off, isa: None, max_rows: 64 };
-    let plain = CpuExecutor::new(model.clone(), options).expect("executor");
-    for draft in [tiny_draft(), odd_draft("q4_k_m")] {
-        let make = || executor(&model, &draft, Isa::detect(), 2, Repack::Off);
-        conformance::skipped_context_is_blank(make, &model.geometry, plain.info().sliding_block_bytes);
+    for kv in KV {
+        let options = CpuOptions { threads: Some(1), repack: Repack::Off, isa: None, max_rows: 64, kv };
+        let plain = CpuExecutor::new(model.clone(), options).expect("executor");
+        for draft in [tiny_draft(), odd_draft("q4_k_m")] {
+            let make = || executor_with(&model, &draft, Isa::detect(), 2, Repack::Off, kv);
+            conformance::skipped_context_is_blank(make, &model.geometry, plain.info().sliding_block_bytes);
+        }
     }
 }
 
@@ -141,7 +167,8 @@ fn a_round_larger_than_a_step_is_cut() {
     let model = tiny();
     let draft = tiny_draft();
     let run = |max_rows| {
-        let options = CpuOptions { threads: Some(2), repack: Repack::Off, isa: None, max_rows };
+        let options =
+            CpuOptions { threads: Some(2), repack: Repack::Off, isa: None, max_rows, kv: KvType::F16 };
         let mut executor = CpuExecutor::new(model.clone(), options).expect("executor");
         executor.attach_draft(draft.clone()).expect("draft");
         executor.allocate_kv(KvCapacity { full: 1, sliding: 1 }).expect("KV memory");
@@ -159,7 +186,8 @@ fn a_round_larger_than_a_step_is_cut() {
 #[test]
 fn refuses_what_cannot_be() {
     let model = tiny();
-    let options = CpuOptions { threads: Some(1), repack: Repack::Off, isa: None, max_rows: 16 };
+    let options =
+        CpuOptions { threads: Some(1), repack: Repack::Off, isa: None, max_rows: 16, kv: KvType::F16 };
     let make = || CpuExecutor::new(model.clone(), options).expect("executor");
     let unsupported = |result: Result<(), ExecError>, text: &str| match result {
         Err(ExecError::Unsupported { what, .. }) => assert!(what.contains(text), "{what}"),
@@ -185,6 +213,12 @@ fn refuses_what_cannot_be() {
     let mut draft = tiny_draft();
     draft.config.target_layers[2] = 8;
     unsupported(make().attach_draft(draft), "target_layers");
+    let mut draft = tiny_draft();
+    draft.layers[1].attn_q_norm[0] = 1e4;
+    make().attach_draft(draft.clone()).expect("floats subtract a maximum");
+    let options = CpuOptions { kv: KvType::Int16, ..options };
+    let mut digits = CpuExecutor::new(model.clone(), options).expect("executor");
+    unsupported(digits.attach_draft(draft), "draft layer 1");
     let mut draft = tiny_draft();
     draft.config.head_dim = 40;
     unsupported(make().attach_draft(draft), "head size 40");
