@@ -20,7 +20,7 @@ use zeroize::Zeroizing;
 
 use crate::encode::Reader;
 use crate::keys::{Epoch, KeyRing, MAX_EPOCHS, Secret};
-use crate::store::{create_private_dir, sync_dir};
+use crate::store::{create_private_dir, private, sync_dir};
 use crate::{PackError, Refusal};
 
 const MAGIC: &[u8; 8] = b"MUSRKEYS";
@@ -332,14 +332,6 @@ fn partial(path: &Path) -> PathBuf {
 
 fn folder(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
-fn private() -> OpenOptions {
-    #[allow(unused_mut, reason = "no mode outside Unix")]
-    let mut options = OpenOptions::new();
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    options
 }
 
 fn open_failure(error: &std::io::Error) -> String {

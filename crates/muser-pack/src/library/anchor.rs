@@ -10,7 +10,7 @@
 //!
 //! A place is a keyed hash of a folder's path. Losing the file loses the protection and nothing else.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
@@ -18,6 +18,7 @@ use zeroize::Zeroizing;
 
 use crate::encode::Reader;
 use crate::keys::{KeyRing, Secret};
+use crate::store::private;
 use crate::{PackError, Refusal};
 
 const MAGIC: &[u8; 8] = b"MUSRSEEN";
@@ -178,12 +179,4 @@ fn write(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     fs::rename(&partial, path)?;
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if cfg!(unix) { File::open(folder)?.sync_all() } else { Ok(()) }
-}
-
-fn private() -> OpenOptions {
-    #[allow(unused_mut, reason = "no mode outside Unix")]
-    let mut options = OpenOptions::new();
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    options
 }

@@ -543,7 +543,8 @@ fn open_or_read(path: &Path) -> Result<(File, bool), PackError> {
     }
 }
 
-fn private() -> OpenOptions {
+/// For files that are their owner's alone.
+pub(crate) fn private() -> OpenOptions {
     #[allow(unused_mut, reason = "no mode outside Unix")]
     let mut options = OpenOptions::new();
     #[cfg(unix)]

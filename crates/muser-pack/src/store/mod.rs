@@ -11,7 +11,7 @@ mod memory;
 mod object;
 
 pub use dir::DirStore;
-pub(crate) use dir::{create_private_dir, read_exact_at, sync_dir};
+pub(crate) use dir::{create_private_dir, private, read_exact_at, sync_dir};
 pub use memory::MemoryStore;
 #[cfg(feature = "object-store")]
 pub use object::{BucketOptions, BucketStore};
