@@ -38,14 +38,18 @@ pub(crate) fn check(request: &Request, limits: &Limits) -> Result<(), SubmitErro
     if prompt.tokens.is_empty() {
         return invalid("prompt", "at least one token".into(), "no tokens".into());
     }
-    if let Some(id) = prompt.tokens.iter().chain(&request.stop_ids).find(|&&id| id as usize >= limits.vocab) {
-        return invalid("token id", format!("below {}", limits.vocab), id.to_string());
+    for (field, ids) in [("prompt", &prompt.tokens), ("stop_token_ids", &request.stop_ids)] {
+        if let Some(id) = ids.iter().find(|&&id| id as usize >= limits.vocab) {
+            return invalid(field, format!("token ids below {}", limits.vocab), id.to_string());
+        }
     }
     if request.n == 0 || request.n > 128 {
         return invalid("n", "1 to 128".into(), request.n.to_string());
     }
-    if let Some(k) = request.logprobs.filter(|&k| usize::from(k) > MAX_TOP_LOGPROBS) {
-        return invalid("logprobs", format!("0 to {MAX_TOP_LOGPROBS}"), k.to_string());
+    for (field, wanted) in [("logprobs", request.logprobs), ("prompt_logprobs", request.prompt_logprobs)] {
+        if let Some(k) = wanted.filter(|&k| usize::from(k) > MAX_TOP_LOGPROBS) {
+            return invalid(field, format!("0 to {MAX_TOP_LOGPROBS}"), k.to_string());
+        }
     }
     request.sampling.validate(limits.vocab)?;
     let mut free_from = 0;

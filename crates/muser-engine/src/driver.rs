@@ -111,6 +111,7 @@ impl Driver {
                 prefill_step: config.prefill_step,
                 mixed_step: config.mixed_step,
                 max_rows: info.max_rows,
+                logit_rows: (LOGITS_AT_ONCE / geometry.vocab.max(1)).max(1),
                 sliding_per_sequence: capacity::sliding_per_sequence(&reach, config),
                 slow_reader_timeout: config.slow_reader_timeout,
                 restore_stall: config.restore_stall,
@@ -266,6 +267,9 @@ impl Driver {
         }
     }
 }
+
+/// Most logits that a step asks for on behalf of a prompt whose tokens' log-probabilities are wanted: 64 MiB.
+const LOGITS_AT_ONCE: usize = 16 << 20;
 
 /// A batch whose buffers hold the largest step: tables grow while sequences do, and a step must not allocate for that.
 fn roomy_batch(parallel: usize, max_rows: usize, blocks: KvCapacity) -> StepBatch {

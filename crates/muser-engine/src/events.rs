@@ -10,6 +10,8 @@ pub const MAX_TOP_LOGPROBS: usize = 20;
 pub enum Event {
     /// The prompt has been read; the first token follows.
     Started(Started),
+    /// Log-probabilities of the prompt's tokens, if asked for. Comes once, before `Started`.
+    Prompt(PromptLogprobs),
     /// A token was sampled.
     Token(Token),
     /// The context was full: old turns were dropped and the rest was read again.
@@ -40,6 +42,26 @@ pub struct Started {
     pub prefill_time: Duration,
     /// Seed in use, given or drawn.
     pub seed: u64,
+}
+
+/// How probable the prompt's own tokens were, each after those before it. The first one has nothing before it and is not
+/// among them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PromptLogprobs {
+    /// Log-probability and rank (1: nothing was more probable) of the tokens at positions 1, 2, ...
+    pub tokens: Vec<(f32, u32)>,
+    /// The most probable tokens at the same positions, as many of each as were asked for, most probable first.
+    pub top: Vec<(u32, f32)>,
+    /// How many of each.
+    pub top_each: usize,
+}
+
+impl PromptLogprobs {
+    /// The most probable tokens at position `at` (from 1).
+    pub fn top_at(&self, at: usize) -> &[(u32, f32)] {
+        let from = at.saturating_sub(1) * self.top_each;
+        self.top.get(from..from + self.top_each).unwrap_or_default()
+    }
 }
 
 /// A sampled token.

@@ -84,8 +84,12 @@ impl Shared {
         admitted
     }
 
-    fn admit(&self, request: Request, engine: &Thread, now: Duration) -> Result<Submission, SubmitError> {
+    fn admit(&self, mut request: Request, engine: &Thread, now: Duration) -> Result<Submission, SubmitError> {
         admission::check(&request, &self.limits)?;
+        if request.sampling.top_k as usize >= self.limits.vocab {
+            // All there are is no filter, and must draw as none does.
+            request.sampling.top_k = 0;
+        }
         if self.stopping.load(Ordering::SeqCst) != 0 {
             return Err(SubmitError::ShuttingDown);
         }

@@ -37,8 +37,8 @@ pub use config::{DraftLength, EngineConfig};
 pub use constraint::{Constraint, TokenMask};
 pub use error::{EngineError, SubmitError};
 pub use events::{
-    Event, FinishReason, Finished, MAX_TOP_LOGPROBS, RequestError, Started, Timings, Token, TopLogprobs,
-    Usage,
+    Event, FinishReason, Finished, MAX_TOP_LOGPROBS, PromptLogprobs, RequestError, Started, Timings, Token,
+    TopLogprobs, Usage,
 };
 pub use handle::{Engine, EngineHandle, Shutdown};
 pub use metrics::{HistogramSnapshot, LATENCY_BOUNDS_S, MOST_PROPOSALS, MetricsSnapshot};

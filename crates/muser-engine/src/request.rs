@@ -101,6 +101,10 @@ pub struct Request {
     pub n: u32,
     /// `Some(k)`: each token comes with its log-probability and the `k` most probable alternatives (0 to 20).
     pub logprobs: Option<u8>,
+    /// `Some(k)`: the prompt's tokens, too, have their log-probabilities reported, with `k` alternatives each (0 to 20), in
+    /// one [`crate::Event::Prompt`]. Rows that are known already have no logits any more, so such a request reuses nothing
+    /// and leaves nothing; it is read in chunks all the same.
+    pub prompt_logprobs: Option<u8>,
     /// Each token comes with a hash of the logits it was drawn from (exactness tests; costs a pass over the logits).
     pub hash_logits: bool,
     /// Higher goes first in the waiting queue and is preempted last.
@@ -131,6 +135,7 @@ impl Request {
             constraint: None,
             n: 1,
             logprobs: None,
+            prompt_logprobs: None,
             hash_logits: false,
             priority: 0,
             queue_timeout: None,

@@ -40,6 +40,8 @@ pub(crate) struct SchedulerConfig {
     pub(crate) prefill_step: Duration,
     pub(crate) mixed_step: Duration,
     pub(crate) max_rows: usize,
+    /// Most rows of a prompt in a step whose logits are all wanted: they are long.
+    pub(crate) logit_rows: usize,
     pub(crate) sliding_per_sequence: usize,
     pub(crate) slow_reader_timeout: Duration,
     /// How long a fetch may go without a block.
@@ -471,10 +473,14 @@ impl Scheduler {
             let pending = sequence.tokens.len() - start;
             let share = left.div_ceil(n - i);
             let mut rows = pending.min(share);
+            if sequence.prompt_rows_from().is_some() {
+                rows = rows.min(self.config.logit_rows);
+            }
             if rows == 0 {
                 continue;
             }
-            // The last rows of a prompt bring events: a start, a token, perhaps a shift and an embedding.
+            // The last rows of a prompt bring events: a start, a token, perhaps a shift and an embedding, or what is known
+            // of the prompt.
             if rows == pending && !pause_unless(sequence, 4, now, timeout, plan) {
                 if pending == 1 {
                     continue;

@@ -8,8 +8,8 @@ use std::{
 use muser_kv::{KvSeq, Unit};
 
 use crate::{
-    Constraint, ContextPolicy, FinishReason, Finished, ImageRows, ShiftPlan, SlotState, StopWatch, Timings,
-    Usage,
+    Constraint, ContextPolicy, FinishReason, Finished, ImageRows, PromptLogprobs, ShiftPlan, SlotState,
+    StopWatch, Timings, Usage,
     draft::{Acceptance, MOST_PROPOSALS},
     prefix::{External, Restoring},
     sampler::TokenCounts,
@@ -52,6 +52,8 @@ pub(crate) struct Sequence {
     pub(crate) counts: Option<TokenCounts>,
     pub(crate) stop_watch: Option<Box<dyn StopWatch>>,
     pub(crate) constraint: Option<Box<dyn Constraint>>,
+    /// What is known of the prompt's own tokens so far, if it was asked for.
+    pub(crate) prompt_logprobs: Option<PromptLogprobs>,
     /// Sum of hidden states so far.
     pub(crate) hidden_sum: Vec<f64>,
     pub(crate) paused_since: Option<Duration>,
@@ -119,6 +121,10 @@ impl Sequence {
             counts,
             stop_watch: choice.stop_watch,
             constraint: choice.constraint,
+            prompt_logprobs: task
+                .prompt_logprobs
+                .filter(|_| index == 0)
+                .map(|k| PromptLogprobs { top_each: usize::from(k), ..PromptLogprobs::default() }),
             hidden_sum: Vec::new(),
             paused_since: None,
             admitted_at: None,
@@ -174,6 +180,12 @@ impl Sequence {
     /// Does it still want a token sampled?
     pub(crate) fn wants_token(&self) -> bool {
         self.generated < self.task.max_tokens
+    }
+
+    /// First row whose logits tell of a prompt token that has not been reported, if there is one.
+    pub(crate) fn prompt_rows_from(&self) -> Option<usize> {
+        let known = self.prompt_logprobs.as_ref()?.tokens.len();
+        (known + 1 < self.task.prompt_tokens as usize).then_some(known)
     }
 
     /// Appends a sampled token.

@@ -106,6 +106,11 @@ impl Driver {
         let Some(sequence) = &self.scheduler.slots[item.slot] else { return none };
         match sequence.task.kind {
             RequestKind::Embed => OutputRows { hidden: item.rows, ..none },
+            // From the first row that tells of a prompt token to the last one of the item.
+            RequestKind::Generate if sequence.prompt_rows_from().is_some() => {
+                let from = sequence.prompt_rows_from().unwrap_or(0);
+                OutputRows { logits: (item.start + item.rows).saturating_sub(from).min(item.rows), ..none }
+            }
             RequestKind::Generate if item.to_end && sequence.wants_token() => {
                 let rows = 1 + item.drafts;
                 match self.needs(sequence, item) {
@@ -123,7 +128,8 @@ impl Driver {
         let sampling = &sequence.task.sampling;
         let task = &sequence.task;
         let rejects = item.drafts > 0 && self.draft.sampling == DraftSampling::Rejection;
-        if sequence.shapes_logits() || task.logprobs.is_some() || task.hash_logits {
+        let logprobs = task.logprobs.or(task.prompt_logprobs).is_some();
+        if sequence.shapes_logits() || logprobs || task.hash_logits {
             Needs::Logits
         } else if sampling.is_greedy() {
             Needs::Largest
@@ -251,12 +257,27 @@ impl Driver {
                 sequence.hidden_sum.iter_mut().zip(row).for_each(|(sum, &value)| *sum += f64::from(value));
             }
         }
+        let mut at = at;
+        if let Some(first) = sequence.prompt_rows_from() {
+            let count = end.saturating_sub(first).min(item.rows);
+            let rows =
+                self.out.logits[at.logits * self.vocab..][..count * self.vocab].chunks_exact(self.vocab);
+            if let Err(error) = note_prompt(sequence, &mut self.sampler, rows, end - count) {
+                return Some(End::Fail(error));
+            }
+            // The token is drawn from the last of them.
+            at.logits += count.saturating_sub(1);
+        }
         if !item.to_end {
             return None;
         }
+        let kv = sequence.kv.as_mut()?;
         if !was_decoding {
             self.scheduler.kv.mark_resume(kv);
             sequence.offer_due = true;
+        }
+        if let Some(known) = sequence.prompt_logprobs.take() {
+            sequence.task.ring.send(Event::Prompt(known));
         }
         if !sequence.task.started.swap(true, Ordering::Relaxed) {
             let task = &sequence.task;
@@ -431,6 +452,27 @@ enum Needs {
     Largest,
     /// As many of the largest.
     Candidates(usize),
+}
+
+/// Takes in the logits of consecutive rows of a prompt, the first one at position `first`: each tells of the token after it.
+fn note_prompt(
+    sequence: &mut Sequence,
+    sampler: &mut Sampler,
+    rows: std::slice::ChunksExact<'_, f32>,
+    first: usize,
+) -> Result<(), RequestError> {
+    let prompt = &sequence.tokens[..(sequence.task.prompt_tokens as usize).min(sequence.tokens.len())];
+    let Some(known) = &mut sequence.prompt_logprobs else { return Ok(()) };
+    for (position, logits) in (first..).zip(rows) {
+        let Some(&id) = prompt.get(position + 1) else { break };
+        check_finite(logits, position as u32)?;
+        let (log_sum, top) = sampler.logprobs(logits, known.top_each);
+        let value = logits[id as usize];
+        let rank = 1 + logits.iter().filter(|&&other| other > value).count() as u32;
+        known.tokens.push(((f64::from(value) - log_sum) as f32, rank));
+        known.top.extend_from_slice(top.as_slice());
+    }
+    Ok(())
 }
 
 /// A token of which nothing else is known.

@@ -29,6 +29,7 @@ pub(crate) struct Task {
     pub(crate) stop_ids: Vec<u32>,
     pub(crate) n: u32,
     pub(crate) logprobs: Option<u8>,
+    pub(crate) prompt_logprobs: Option<u8>,
     pub(crate) hash_logits: bool,
     pub(crate) priority: i8,
     pub(crate) queue_until: Option<Duration>,
@@ -101,12 +102,15 @@ impl Job {
             stop_ids: request.stop_ids,
             n: request.n,
             logprobs: request.logprobs,
+            prompt_logprobs: request.prompt_logprobs.filter(|_| request.kind == RequestKind::Generate),
             hash_logits: request.hash_logits,
             priority: request.priority,
             queue_until: request.queue_timeout.or(queue_timeout).map(|wait| now + wait),
             deadline: request.deadline.map(|time| now + time),
-            // Known rows have no hidden states any more, so an embedding must compute every row.
-            cache: request.cache && request.kind == RequestKind::Generate,
+            // Known rows have no hidden states and no logits any more: what needs those must compute every row.
+            cache: request.cache
+                && request.kind == RequestKind::Generate
+                && request.prompt_logprobs.is_none(),
             scope: request.scope,
             submitted_at: now,
             ring,

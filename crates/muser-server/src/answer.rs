@@ -15,6 +15,8 @@ pub enum Update {
         /// Of these, reused from a cache.
         cached_tokens: u32,
     },
+    /// What is known of the prompt's own tokens, when asked for; before everything else.
+    Prompt(Vec<PromptToken>),
     /// A piece of a choice.
     Piece {
         /// Which choice.
@@ -72,6 +74,19 @@ pub struct TokenLogprob {
     /// Natural logarithm of its probability.
     pub logprob: f32,
     /// The most likely tokens: id, bytes, log-probability; most likely first.
+    pub top: Vec<(u32, Vec<u8>, f32)>,
+}
+
+/// A token of the prompt.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PromptToken {
+    /// The token id.
+    pub id: u32,
+    /// The token's bytes.
+    pub bytes: Vec<u8>,
+    /// Its log-probability after the tokens before it, and its rank among all; the first token has none.
+    pub known: Option<(f32, u32)>,
+    /// The most likely tokens in its place, as in [`TokenLogprob::top`].
     pub top: Vec<(u32, Vec<u8>, f32)>,
 }
 
@@ -252,6 +267,8 @@ pub struct Answer {
     pub tool_calls: Vec<ToolCall>,
     /// Log-probabilities of the answer's tokens, when asked for.
     pub logprobs: Vec<TokenLogprob>,
+    /// The prompt's own tokens, when asked for; with the first choice.
+    pub prompt: Option<Vec<PromptToken>>,
     /// How it ended.
     pub outcome: Outcome,
 }
@@ -264,6 +281,7 @@ impl Default for Answer {
             content: String::new(),
             tool_calls: Vec::new(),
             logprobs: Vec::new(),
+            prompt: None,
             outcome,
         }
     }

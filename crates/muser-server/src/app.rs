@@ -18,6 +18,7 @@ use crate::config::ServerConfig;
 use crate::error::{ApiError, ServerError};
 use crate::metrics::Metrics;
 use crate::packs::Packs;
+use crate::routes::responses::Responses;
 use crate::slot_book::SlotBook;
 use crate::text::TextSide;
 
@@ -88,6 +89,8 @@ pub struct App {
     stopping: AtomicBool,
     counter: AtomicU64,
     random: SystemRandom,
+    /// Responses that clients may go on from.
+    pub responses: Responses,
 }
 
 /// The shared state as routes hold it.
@@ -106,6 +109,7 @@ impl App {
             stopping: AtomicBool::new(false),
             counter: AtomicU64::new(0),
             random: SystemRandom::new(),
+            responses: Responses::default(),
         }))
     }
 

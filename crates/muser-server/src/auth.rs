@@ -91,6 +91,11 @@ pub async fn guard(State(app): State<SharedApp>, request: Request, next: Next) -
     response
 }
 
+/// Whose a request is: a digest of its key, and nothing where no key is asked for.
+pub(crate) fn owner(keys: &Keys, headers: &HeaderMap) -> Option<[u8; 32]> {
+    if keys.is_empty() { None } else { presented_key(headers).map(digest) }
+}
+
 fn presented_key(headers: &HeaderMap) -> Option<&[u8]> {
     if let Some(value) = headers.get(header::AUTHORIZATION) {
         let value = value.as_bytes();

@@ -31,8 +31,11 @@ pub fn conversation(
     if messages.is_empty() {
         return Err(ApiError::field("messages", "'messages' must hold at least one message"));
     }
-    let messages = normalise_messages(messages).map_err(|fault| text_fault(&fault))?;
-    for (index, message) in messages.iter().enumerate() {
+    let mut messages = normalise_messages(messages).map_err(|fault| text_fault(&fault))?;
+    for (index, message) in messages.iter_mut().enumerate() {
+        if message["role"] == "tool" {
+            show_as_text(&mut message["content"]);
+        }
         let parts = message["content"].as_array().map(Vec::as_slice).unwrap_or_default();
         if let Some(part) = parts.iter().position(|part| part["type"] != "text") {
             return Err(ApiError::unsupported(
@@ -48,10 +51,28 @@ pub fn conversation(
         // Tools that must not be called are not shown either: the model is not tempted and the prompt is shorter.
         tools: if choice == ToolChoice::None { Vec::new() } else { tools },
         tool_choice: choice,
+        allowed: None,
         parallel_calls: true,
         strength: None,
+        prefix: None,
         variables: Map::new(),
     })
+}
+
+/// The text that stands for something that this model cannot be shown.
+pub fn unshown(kind: &str) -> String {
+    format!("[{kind}: this model reads text only]")
+}
+
+/// What a tool gave back, as text. A picture among it is not the user's doing, and refusing it would end the session of an
+/// agent that looked at one; so the model is told that it was there.
+fn show_as_text(content: &mut Value) {
+    let Some(parts) = content.as_array() else { return };
+    let texts = parts.iter().map(|part| match part["text"].as_str() {
+        Some(text) => text.to_owned(),
+        None => unshown(part["type"].as_str().unwrap_or("part")),
+    });
+    *content = texts.collect::<Vec<_>>().join("\n").into();
 }
 
 fn check_choice(choice: &ToolChoice, tools: &[Value]) -> Result<(), ApiError> {
@@ -82,10 +103,42 @@ pub fn tool_choice(value: Option<&Value>) -> Result<ToolChoice, ApiError> {
             _ => Err(fault()),
         },
         Some(value) => {
-            let name = value.get("function").unwrap_or(value).get("name").and_then(Value::as_str);
+            let inner = value.get("function").or(value.get("custom")).unwrap_or(value);
+            let name = inner.get("name").and_then(Value::as_str);
             name.map(|name| ToolChoice::Named(name.to_owned())).ok_or_else(fault)
         }
     }
+}
+
+/// A `tool_choice` of type allowed_tools, in the shapes of both of OpenAI's APIs: the choice, and the tools it names as the
+/// client wrote them. `None` for any other choice.
+pub fn allowed_tools(value: Option<&Value>) -> Result<Option<(ToolChoice, &[Value])>, ApiError> {
+    let Some(value) = value.filter(|value| value["type"] == "allowed_tools") else { return Ok(None) };
+    let inner = value.get("allowed_tools").unwrap_or(value);
+    let choice = match inner.get("mode").and_then(Value::as_str) {
+        None | Some("auto") => ToolChoice::Auto,
+        Some("required") => ToolChoice::Required,
+        Some(_) => return Err(ApiError::field("tool_choice.mode", "'mode' must be auto or required")),
+    };
+    let tools = inner.get("tools").and_then(Value::as_array);
+    tools
+        .map(|tools| Some((choice, tools.as_slice())))
+        .ok_or_else(|| ApiError::field("tool_choice.tools", "'tools' must be a list of tools"))
+}
+
+/// Narrows a conversation to the tools that were allowed by name.
+pub fn allow(found: &mut Conversation, names: Vec<String>) -> Result<(), ApiError> {
+    if let Some(name) = names.iter().find(|name| found.tool_names().all(|known| known != name.as_str())) {
+        return Err(ApiError::field(
+            "tool_choice",
+            format!("'tool_choice' names {}, which is not among the tools", Value::from(name.as_str())),
+        ));
+    }
+    if names.is_empty() && found.tool_choice == ToolChoice::Required {
+        return Err(ApiError::field("tool_choice", "'tool_choice' asks for a call, but allows no tool"));
+    }
+    found.allowed = Some(names);
+    Ok(())
 }
 
 /// The model's word for a strength. The word goes into the system message, so no other text may come this way.
@@ -97,7 +150,7 @@ pub fn strength(word: &str, field: &str) -> Result<String, ApiError> {
         _ => Err(ApiError::field(
             field,
             format!(
-                "Unknown strength {}; expected none, minimal, low, medium, high or xhigh",
+                "Unknown strength {}; expected none, minimal, low, medium, high, xhigh or max",
                 Value::from(word)
             ),
         )),
@@ -167,6 +220,7 @@ mod tests {
         assert_eq!(check(json!("required"), &[]), fault());
         assert_eq!(check(json!("perhaps"), &tools), fault());
         assert_eq!(check(json!({}), &tools), fault());
+        assert_eq!(check(json!({"type": "custom", "custom": {"name": "f"}}), &tools), Ok(1));
     }
 
     #[test]

@@ -137,6 +137,7 @@ fn schema(kind: Kind) -> Value {
             }
             schema
         }
+        Kind::Seed => json!({"type": "integer", "minimum": i64::MIN, "maximum": u64::MAX}),
         Kind::Number { min, max } => json!({"type": "number", "minimum": min, "maximum": max}),
         Kind::OneOf(words) => json!({"type": "string", "enum": words}),
         Kind::List(item) => json!({"type": "array", "items": schema(*item)}),
@@ -229,7 +230,9 @@ mod tests {
         let schema = &document["paths"]["/v1/responses"]["post"]["requestBody"]["content"]["application/json"]
             ["schema"];
         assert!(schema["properties"]["input"].is_object());
-        assert!(schema["properties"].get("previous_response_id").is_none());
-        assert_eq!(schema["required"], json!(["input"]));
+        assert!(schema["properties"].get("background").is_none());
+        let schema = &document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]
+            ["schema"];
+        assert_eq!(schema["required"], json!(["messages"]));
     }
 }

@@ -80,11 +80,13 @@ pub struct ApiError {
     pub code: Option<&'static str>,
     /// Seconds after which trying again makes sense.
     pub retry_after_s: Option<u32>,
+    /// Of a prompt that does not fit: its tokens, and how many would.
+    pub overflow: Option<(usize, usize)>,
 }
 
 impl ApiError {
     fn new(status: StatusCode, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), param: None, code: None, retry_after_s: None }
+        Self { status, message: message.into(), param: None, code: None, retry_after_s: None, overflow: None }
     }
 
     /// 400: the field `param` of the request cannot be accepted.
@@ -107,20 +109,19 @@ impl ApiError {
         fault
     }
 
-    /// 400 with the code that clients turn into their context-window error: the prompt and the asked output do
-    /// not fit.
-    pub fn context_length(prompt_tokens: usize, output_tokens: usize, context_tokens: usize) -> Self {
+    /// 400 with the code that clients turn into their context-window error: the prompt does not fit. An output limit that is
+    /// too large is no fault; it is cut to what fits.
+    pub fn context_length(prompt_tokens: usize, context_tokens: usize) -> Self {
         let mut fault = Self::new(
             StatusCode::BAD_REQUEST,
             format!(
-                "This model's maximum context length is {context_tokens} tokens. However, you requested {} tokens \
-                 ({prompt_tokens} in the prompt, {output_tokens} in the completion). Please reduce the length of \
-                 the prompt or completion",
-                prompt_tokens + output_tokens
+                "This model's maximum context length is {context_tokens} tokens. However, your messages resulted in \
+                 {prompt_tokens} tokens. Please reduce the length of the messages"
             ),
         );
         fault.code = Some("context_length_exceeded");
         fault.param = Some("messages".into());
+        fault.overflow = Some((prompt_tokens, context_tokens.min(prompt_tokens.saturating_sub(1))));
         fault
     }
 
@@ -277,16 +278,23 @@ impl ApiError {
                     503 => "overloaded_error",
                     _ => self.kind(),
                 };
-                let message = match &self.param {
-                    Some(param) => format!("{param}: {}", self.message),
-                    None => self.message.clone(),
+                let message = match (self.overflow, &self.param) {
+                    // Agents look for these words to shorten the conversation.
+                    (Some((tokens, most)), _) => {
+                        format!("prompt is too long: {tokens} tokens > {most} maximum")
+                    }
+                    (None, Some(param)) => format!("{param}: {}", self.message),
+                    (None, None) => self.message.clone(),
                 };
                 json!({"type": "error", "error": {"type": kind, "message": message}})
             }
             Dialect::Ollama => {
-                let message = match &self.param {
-                    Some(param) => format!("{param}: {}", self.message),
-                    None => self.message.clone(),
+                let message = match (self.overflow, &self.param) {
+                    (Some((tokens, most)), _) => {
+                        format!("prompt too long; exceeded max context length by {} tokens", tokens - most)
+                    }
+                    (None, Some(param)) => format!("{param}: {}", self.message),
+                    (None, None) => self.message.clone(),
                 };
                 json!({"error": message})
             }
@@ -339,11 +347,19 @@ mod tests {
     }
 
     #[test]
-    fn a_context_error_names_both_counts_and_the_limit() {
-        let fault = ApiError::context_length(36_000, 512, 32_768);
+    fn a_context_error_has_the_words_that_each_familys_clients_look_for() {
+        let fault = ApiError::context_length(36_000, 32_768);
         assert_eq!(fault.code, Some("context_length_exceeded"));
-        for part in ["36000", "512", "32768", "maximum context length"] {
-            assert!(fault.message.contains(part), "{part} is missing in {}", fault.message);
-        }
+        let openai = fault.body(Dialect::OpenAi)["error"]["message"].to_string();
+        assert!(openai.contains("maximum context length is 32768 tokens"), "{openai}");
+        assert!(openai.contains("36000"), "{openai}");
+        let anthropic = &fault.body(Dialect::Anthropic)["error"];
+        assert_eq!(anthropic["message"], "prompt is too long: 36000 tokens > 32768 maximum");
+        assert_eq!(anthropic["type"], "invalid_request_error");
+        let ollama = &fault.body(Dialect::Ollama)["error"];
+        assert_eq!(*ollama, json!("prompt too long; exceeded max context length by 3232 tokens"));
+        // One that fills the context to the last token leaves no room for an answer.
+        let full = ApiError::context_length(4096, 4096).body(Dialect::Anthropic);
+        assert_eq!(full["error"]["message"], "prompt is too long: 4096 tokens > 4095 maximum");
     }
 }

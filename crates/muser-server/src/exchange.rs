@@ -59,18 +59,21 @@ fn parse(bytes: &[u8]) -> Result<Map<String, Value>, ApiError> {
 
 /// Each unknown field is worth one line in the log for the life of the process, and no more.
 fn log_unknown(path: &str, unknown: &[String]) {
-    const REMEMBERED: usize = 1000;
-    static SEEN: LazyLock<Mutex<HashSet<String>>> = LazyLock::new(Mutex::default);
-    if unknown.is_empty() {
-        return;
-    }
-    let Ok(mut seen) = SEEN.lock() else { return };
     for field in unknown {
         // List positions differ from request to request; the kind of field does not.
-        let field: String = field.chars().filter(|c| !c.is_ascii_digit()).take(120).collect();
-        if seen.len() < REMEMBERED && seen.insert(format!("{path} {field}")) {
-            tracing::info!(route = path, field, "unknown request field ignored (said once)");
-        }
+        let field: String = field.chars().filter(|c| !c.is_ascii_digit()).collect();
+        say_once(path, "unknown request field ignored", &field);
+    }
+}
+
+/// A line in the log the first time that a route meets `subject`.
+pub(crate) fn say_once(route: &str, what: &str, subject: &str) {
+    const REMEMBERED: usize = 1000;
+    static SEEN: LazyLock<Mutex<HashSet<String>>> = LazyLock::new(Mutex::default);
+    let subject: String = subject.chars().take(120).collect();
+    let Ok(mut seen) = SEEN.lock() else { return };
+    if seen.len() < REMEMBERED && seen.insert(format!("{route} {what} {subject}")) {
+        tracing::info!(route, subject, "{what} (said once)");
     }
 }
 

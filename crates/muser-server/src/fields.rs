@@ -36,6 +36,8 @@ pub enum Kind {
         /// Largest value.
         max: i64,
     },
+    /// A whole number of 64 bits, with or without sign.
+    Seed,
     /// A finite number.
     Number {
         /// Smallest value.
@@ -156,6 +158,7 @@ fn check_value(kind: Kind, value: &Value, path: &str, unknown: &mut Vec<String>)
             Some(number) if (min..=max).contains(&number) => Ok(()),
             _ => wrong(),
         },
+        Kind::Seed => seed(value).map_or_else(wrong, |_| Ok(())),
         Kind::Number { min, max } => match value.as_f64() {
             Some(number) if number.is_finite() && (min..=max).contains(&number) => Ok(()),
             _ => wrong(),
@@ -212,6 +215,11 @@ pub fn whole(value: &Value) -> Option<i64> {
     })
 }
 
+/// The value as a seed. A negative number is the one of the same 64 bits, under which it is reported.
+pub fn seed(value: &Value) -> Option<u64> {
+    value.as_u64().or_else(|| whole(value).map(|number| number as u64))
+}
+
 fn describe_value(value: &Value) -> String {
     match value {
         Value::Null => "null".into(),
@@ -234,6 +242,7 @@ impl Kind {
             Self::Integer { min: i64::MIN, .. } => "an integer".into(),
             Self::Integer { min, max } if *max >= u32::MAX as i64 => format!("an integer from {min}"),
             Self::Integer { min, max } => format!("an integer from {min} to {max}"),
+            Self::Seed => "an integer from -2^63 to 2^64 - 1".into(),
             Self::Number { min, max } if *max >= f64::from(f32::MAX) => {
                 if *min <= f64::from(f32::MIN) {
                     "a number".into()
@@ -334,6 +343,23 @@ mod tests {
     fn null_is_absent_and_whole_floats_are_integers() {
         assert_eq!(run(json!({"model": "m", "n": null, "audio": null, "user": 7})), Ok(vec![]));
         assert_eq!(run(json!({"model": "m", "n": 3.0, "audio": []})), Ok(vec![]));
+    }
+
+    #[test]
+    fn seeds_have_64_bits() {
+        for (value, expected) in [
+            (json!(0), Some(0)),
+            (json!(u64::MAX), Some(u64::MAX)),
+            (json!(1_u64 << 63), Some(1 << 63)),
+            (json!(-5), Some(u64::MAX - 4)),
+            (json!(i64::MIN), Some(1 << 63)),
+            (json!(7.0), Some(7)),
+            (json!(7.5), None),
+            (json!(1e300), None),
+            (json!("7"), None),
+        ] {
+            assert_eq!(seed(&value), expected, "{value}");
+        }
     }
 
     #[test]

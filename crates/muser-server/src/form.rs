@@ -63,9 +63,10 @@ fn rules(work: &Work, options: &OutputOptions) -> Option<TurnRules> {
 }
 
 fn callable(conversation: &Conversation) -> Vec<Value> {
-    let chosen = |tool: &&Value| match &conversation.tool_choice {
-        ToolChoice::Named(name) => tool["function"]["name"] == name.as_str(),
-        _ => true,
+    let chosen = |tool: &&Value| match (&conversation.tool_choice, &conversation.allowed) {
+        (ToolChoice::Named(name), _) => tool["function"]["name"] == name.as_str(),
+        (_, Some(names)) => names.iter().any(|name| tool["function"]["name"] == name.as_str()),
+        (_, None) => true,
     };
     conversation.tools.iter().filter(chosen).cloned().collect()
 }

@@ -12,11 +12,12 @@ use std::time::Instant;
 
 use futures_util::{Stream, StreamExt as _};
 use muser_engine::{
-    Event, FinishReason, Finished, Request, RequestError, RequestKind, StopWatch, SubmitError, Token,
+    Event, FinishReason, Finished, PromptLogprobs, Request, RequestError, RequestKind, StopWatch,
+    SubmitError, Token,
 };
 use muser_text::{OutputDecoder, OutputEnd, OutputEvent, OutputOptions, Specials, TokenKind};
 
-use crate::answer::{Answer, Finish, Outcome, Piece, Seconds, TokenLogprob, Update, Usage};
+use crate::answer::{Answer, Finish, Outcome, Piece, PromptToken, Seconds, TokenLogprob, Update, Usage};
 use crate::app::{App, Loaded};
 use crate::backend::EventStream;
 use crate::error::ApiError;
@@ -24,6 +25,7 @@ use crate::form;
 use crate::metrics::ChoiceClock;
 use crate::owner::Owner;
 use crate::params::drawn_seed;
+use crate::places::Places;
 use crate::text::TextSide;
 use crate::work::{Prompt, Work};
 
@@ -36,6 +38,9 @@ pub struct Generation {
     ready: VecDeque<Update>,
     ended: bool,
     held: Option<HeldTokens>,
+    /// The prompt's ids, where its own tokens are to be told of.
+    prompt: Vec<u32>,
+    places: Places,
 }
 
 /// What the first choice has in its cache, for whoever saves the slot later.
@@ -52,7 +57,11 @@ struct Choice {
     /// Whether there were tools to call. A call that nobody offered is shown as text: a client without tools could not
     /// answer it, and would be left with nothing.
     offered: bool,
-    logprobs: Vec<TokenLogprob>,
+    /// Log-probabilities of tokens whose text has not been given out, with the place of each in the answer's bytes.
+    logprobs: VecDeque<(usize, TokenLogprob)>,
+    /// Bytes of the answer that its tokens make, and those that have been given out.
+    told_bytes: usize,
+    given_bytes: usize,
     clock: ChoiceClock,
     finished: bool,
 }
@@ -66,6 +75,11 @@ impl Generation {
         work: Work,
         arrived: Instant,
     ) -> Result<Self, ApiError> {
+        let places = work.places.clone();
+        Self::begin(app, loaded, work, arrived).await.map_err(|fault| places.locate(fault))
+    }
+
+    async fn begin(app: &App, loaded: &Arc<Loaded>, work: Work, arrived: Instant) -> Result<Self, ApiError> {
         let seed = work.seed.unwrap_or_else(|| drawn_seed(app.random_u64()));
         let default_limit = app.config.limits.default_output_tokens;
         let stops = work.stops.clone();
@@ -73,6 +87,8 @@ impl Generation {
         let owner = Owner::current()?;
         let scope = owner.scope(work.cache_salt.as_deref());
         let output_limit = work.max_tokens.or(default_limit);
+        let places = work.places.clone();
+        let tells_prompt = work.prompt_logprobs.is_some();
         let mut prepared = {
             let loaded = Arc::clone(loaded);
             aside(move || prepare(&loaded.text, work, seed, output_limit)).await?
@@ -84,23 +100,26 @@ impl Generation {
         let prompt_tokens = prepared.request.prompt.tokens.len();
         let held = app.packs().is_ok() && prepared.request.cache;
         let held = held.then(|| HeldTokens { owner, slot, ids: prepared.request.prompt.tokens.clone() });
+        let prompt = if tells_prompt { prepared.request.prompt.tokens.clone() } else { Vec::new() };
         let stream = loaded
             .backend
             .submit(prepared.request)
-            .map_err(|refusal| refused(loaded, &refusal, prompt_tokens, output_limit))?;
+            .map_err(|refusal| refused(loaded, &refusal, prompt_tokens))?;
         let call_prefix = app.new_id("call_");
         let choices = (0..choices)
             .map(|index| Choice {
                 decoder: decoder.clone(),
                 call_prefix: format!("{call_prefix}{index}"),
                 offered,
-                logprobs: Vec::new(),
+                logprobs: VecDeque::new(),
+                told_bytes: 0,
+                given_bytes: 0,
                 clock: ChoiceClock::new(arrived),
                 finished: false,
             })
             .collect();
         let (loaded, ready) = (Arc::clone(loaded), VecDeque::new());
-        Ok(Self { loaded, stream, stops, choices, ready, ended: false, held })
+        Ok(Self { loaded, stream, stops, choices, ready, ended: false, held, prompt, places })
     }
 
     /// The seed in use.
@@ -119,6 +138,11 @@ impl Generation {
         while let Some(update) = self.next().await {
             match update {
                 Update::Started { .. } | Update::End => {}
+                Update::Prompt(prompt) => {
+                    if let Some(answer) = answers.first_mut() {
+                        answer.prompt = Some(prompt);
+                    }
+                }
                 Update::Piece { choice, piece, logprobs } => {
                     if let Some(answer) = answers.get_mut(choice as usize) {
                         answer.push(piece, logprobs);
@@ -143,12 +167,25 @@ impl Generation {
                 metrics.count_started(prompt_tokens, cached_tokens, started.queue_time, started.prefill_time);
                 self.ready.push_back(Update::Started { prompt_tokens, cached_tokens });
             }
+            Event::Prompt(known) => self.take_prompt(&known),
             Event::Token(token) => self.take_token(&token),
             Event::Finished(finished) => self.take_end(&finished),
-            Event::Failed(error) => self.fail(failed(&error)),
+            Event::Failed(error) => self.fail(self.places.locate(failed(&error))),
             // Requests of this route ask for neither.
             Event::Shifted { .. } | Event::Embedding(_) => {}
         }
+    }
+
+    fn take_prompt(&mut self, known: &PromptLogprobs) {
+        let text = &self.loaded.text;
+        let ids = std::mem::take(&mut self.prompt);
+        let tokens = ids.into_iter().enumerate().map(|(at, id)| PromptToken {
+            id,
+            bytes: text.token_bytes(id),
+            known: at.checked_sub(1).and_then(|before| known.tokens.get(before).copied()),
+            top: known.top_at(at).iter().map(|&(id, value)| (id, text.token_bytes(id), value)).collect(),
+        });
+        self.ready.push_back(Update::Prompt(tokens.collect()));
     }
 
     fn take_token(&mut self, token: &Token) {
@@ -164,9 +201,12 @@ impl Generation {
             && is_text(&self.loaded.text, token.id)
         {
             let text = &self.loaded.text;
-            choice.logprobs.push(TokenLogprob {
+            let bytes = text.token_bytes(token.id);
+            let place = choice.told_bytes;
+            choice.told_bytes += bytes.len();
+            let told = TokenLogprob {
                 id: token.id,
-                bytes: text.token_bytes(token.id),
+                bytes,
                 logprob,
                 top: token
                     .top
@@ -174,7 +214,8 @@ impl Generation {
                     .iter()
                     .map(|&(id, logprob)| (id, text.token_bytes(id), logprob))
                     .collect(),
-            });
+            };
+            choice.logprobs.push_back((place, told));
         }
         let events = choice.decoder.push(token.id);
         choice.give(token.index, events, &mut self.ready);
@@ -205,7 +246,7 @@ impl Generation {
         };
         if !choice.logprobs.is_empty() && !matches!(finish, Finish::StopString(_)) {
             // Tokens without text of their own at the end, such as half a character.
-            let logprobs = std::mem::take(&mut choice.logprobs);
+            let logprobs = choice.logprobs.drain(..).map(|(_, told)| told).collect();
             let piece = Piece::Content(String::new());
             self.ready.push_back(Update::Piece { choice: finished.index, piece, logprobs });
         }
@@ -303,8 +344,15 @@ impl Choice {
                 }
                 OutputEvent::ToolCallEnd { .. } => continue,
             };
-            let with_text = matches!(piece, Piece::Content(_));
-            let logprobs = if with_text { std::mem::take(&mut self.logprobs) } else { Vec::new() };
+            // What a stop string has cut off is not told of either: a token goes with the text that it begins.
+            let mut logprobs = Vec::new();
+            if let Piece::Content(text) = &piece {
+                self.given_bytes += text.len();
+                while let Some((_, told)) = self.logprobs.pop_front_if(|(place, _)| *place < self.given_bytes)
+                {
+                    logprobs.push(told);
+                }
+            }
             ready.push_back(Update::Piece { choice: index, piece, logprobs });
         }
     }
@@ -318,7 +366,7 @@ struct Prepared {
 fn prepare(text: &TextSide, work: Work, seed: u64, max_tokens: Option<u32>) -> Result<Prepared, ApiError> {
     let ids = text.prompt_ids(&work.prompt)?;
     if ids.is_empty() {
-        return Err(ApiError::field("prompt", "The prompt is empty"));
+        return Err(ApiError::field("messages", "The prompt is empty"));
     }
     let options = text.output_options(&work.prompt, &work.stops);
     let decoder = text.decoder(&options)?;
@@ -334,6 +382,7 @@ fn prepare(text: &TextSide, work: Work, seed: u64, max_tokens: Option<u32>) -> R
     request.seed = Some(seed);
     request.n = work.choices;
     request.logprobs = work.logprobs;
+    request.prompt_logprobs = work.prompt_logprobs;
     request.cache = work.use_cache;
     let watch = Watch { decoder, one_call };
     request.stop_watch = Some(Box::new(move |_| Box::new(watch.clone())));
@@ -374,9 +423,13 @@ pub(crate) async fn aside<T: Send + 'static>(
 }
 
 /// The number of tokens of a prompt.
-pub async fn count_prompt(loaded: &Arc<Loaded>, prompt: Prompt) -> Result<usize, ApiError> {
+pub async fn count_prompt(loaded: &Arc<Loaded>, work: Work) -> Result<usize, ApiError> {
     let loaded = Arc::clone(loaded);
-    aside(move || loaded.text.prompt_ids(&prompt).map(|ids| ids.len())).await
+    aside(move || {
+        let counted = loaded.text.prompt_ids(&work.prompt).map(|ids| ids.len());
+        counted.map_err(|fault| work.places.locate(fault))
+    })
+    .await
 }
 
 /// Reads a prompt and generates nothing: afterwards the engine knows it, or has had it brought from a pack.
@@ -386,8 +439,7 @@ pub(crate) async fn read_prompt(loaded: &Loaded, ids: Vec<u32>, cache: bool) -> 
     request.max_tokens = Some(0);
     request.cache = cache;
     request.scope = Owner::current()?.scope(None);
-    let mut stream =
-        loaded.backend.submit(request).map_err(|refusal| refused(loaded, &refusal, tokens, Some(0)))?;
+    let mut stream = loaded.backend.submit(request).map_err(|refusal| refused(loaded, &refusal, tokens))?;
     let mut usage = Usage::default();
     while let Some(event) = stream.events.next().await {
         match event {
@@ -412,11 +464,13 @@ pub async fn embed(loaded: &Arc<Loaded>, text: String) -> Result<(Vec<f32>, usiz
         let loaded = Arc::clone(loaded);
         aside(move || Ok(loaded.text.tokenizer().encode_prompt(&text, Specials::Plain))).await?
     };
+    if ids.is_empty() {
+        return Err(ApiError::field("input", "An empty text has no embedding with this model"));
+    }
     let tokens = ids.len();
     let mut request = Request::new(ids, Vec::new());
     request.kind = RequestKind::Embed;
-    let mut stream =
-        loaded.backend.submit(request).map_err(|refusal| refused(loaded, &refusal, tokens, None))?;
+    let mut stream = loaded.backend.submit(request).map_err(|refusal| refused(loaded, &refusal, tokens))?;
     let mut vector = None;
     while let Some(event) = stream.events.next().await {
         match event {
@@ -428,28 +482,26 @@ pub async fn embed(loaded: &Arc<Loaded>, text: String) -> Result<(Vec<f32>, usiz
     let Some(mut vector) = vector else {
         return Err(ApiError::not_implemented("The loaded backend gives no embeddings"));
     };
+    scale_to_unit(&mut vector);
+    Ok((vector, tokens))
+}
+
+/// Scales a vector to unit length, unless it has none.
+pub(crate) fn scale_to_unit(vector: &mut [f32]) {
     let length = vector.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
     if length > 0.0 {
         vector.iter_mut().for_each(|value| *value = (f64::from(*value) / length) as f32);
     }
-    Ok((vector, tokens))
 }
 
 /// The engine's refusal as an answer.
-fn refused(
-    loaded: &Loaded,
-    refusal: &SubmitError,
-    prompt_tokens: usize,
-    output_tokens: Option<u32>,
-) -> ApiError {
-    let output_tokens = output_tokens.map_or(1, |limit| limit.max(1) as usize);
+fn refused(loaded: &Loaded, refusal: &SubmitError, prompt_tokens: usize) -> ApiError {
     match refusal {
         SubmitError::ContextLength { prompt_tokens, context, .. } => {
-            ApiError::context_length(*prompt_tokens, output_tokens, *context)
+            ApiError::context_length(*prompt_tokens, *context)
         }
         SubmitError::Capacity { needed_blocks, available_blocks } => {
-            let mut fault =
-                ApiError::context_length(prompt_tokens, output_tokens, loaded.facts.context_tokens);
+            let mut fault = ApiError::context_length(prompt_tokens, loaded.facts.context_tokens);
             fault.message = format!(
                 "{} (the KV memory given to this server holds {available_blocks} blocks of 256 tokens, this request \
                  needs {needed_blocks})",

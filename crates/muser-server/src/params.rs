@@ -7,7 +7,7 @@ use muser_engine::SamplingParams;
 use serde_json::Value;
 
 use crate::error::ApiError;
-use crate::fields::{Body, COUNT, Field, INTEGER, Kind, whole};
+use crate::fields::{self, Body, COUNT, Field, INTEGER, Kind, whole};
 use crate::work::{Form, Work};
 
 /// Any finite number that fits single precision.
@@ -39,7 +39,11 @@ pub const SAMPLING_FIELDS: &[Field] = &[
         Kind::Either(&[Kind::Map, Kind::List(&Kind::List(&Kind::Any))]),
         "token id to number, or pairs; `false` forbids a token",
     ),
-    Field::optional("seed", INTEGER, "drawn and reported when absent or -1"),
+    Field::optional(
+        "seed",
+        Kind::Seed,
+        "drawn and reported when absent or -1; any other number of 64 bits, reported without sign",
+    ),
     Field::optional("stop", TEXTS, "up to 64 strings; the text ends before the first of them"),
     Field::optional("stop_token_ids", Kind::List(&COUNT), "more ids that end the text, in vLLM's spelling"),
     Field::optional(
@@ -105,7 +109,8 @@ pub fn sampling(body: Body<'_>) -> Result<SamplingParams, ApiError> {
 
 /// The seed, if the client chose one.
 pub fn seed(body: Body<'_>) -> Option<u64> {
-    body.integer("seed").filter(|seed| *seed != -1).map(|seed| seed as u64)
+    let value = body.get("seed")?;
+    if whole(value) == Some(-1) { None } else { fields::seed(value) }
 }
 
 /// A seed to report when the client chose none: small enough for every JSON reader to keep exactly.
@@ -204,7 +209,7 @@ mod tests {
 
     fn params(body: Value) -> Result<SamplingParams, Option<String>> {
         let Value::Object(body) = body else { panic!("object") };
-        crate::fields::check(SAMPLING_FIELDS, &body).map_err(|fault| fault.param)?;
+        fields::check(SAMPLING_FIELDS, &body).map_err(|fault| fault.param)?;
         sampling(Body(&body)).map_err(|fault| fault.param)
     }
 

@@ -109,7 +109,9 @@ impl TextSide {
     /// How the output after `prompt` is read.
     pub fn output_options(&self, prompt: &Prompt, stops: &[String]) -> OutputOptions {
         let (mode, tools): (_, &[Value]) = match prompt {
-            Prompt::Chat(conversation) if answers_directly(conversation) => (OutputMode::ChatAnswer, &[]),
+            Prompt::Chat(conversation) if answers_directly(conversation) => {
+                (OutputMode::ChatAnswer, &conversation.tools)
+            }
             Prompt::Chat(conversation) => (OutputMode::Chat, &conversation.tools),
             _ => (OutputMode::Raw(Markers::Hide), &[]),
         };
@@ -142,9 +144,10 @@ impl TextSide {
     }
 }
 
-/// With strength `none` the answer is opened in the prompt already. Not with tools: the model must be free to call one.
+/// An answer with a beginning is open already, and with strength `none` the answer is opened in the prompt already. Not with tools: the model must be free to call one.
 fn answers_directly(conversation: &Conversation) -> bool {
-    conversation.strength.as_deref() == Some("none") && conversation.tools.is_empty()
+    conversation.prefix.is_some()
+        || (conversation.strength.as_deref() == Some("none") && conversation.tools.is_empty())
 }
 
 fn chat_input(conversation: &Conversation) -> ChatInput {
@@ -158,5 +161,6 @@ fn chat_input(conversation: &Conversation) -> ChatInput {
         variables,
         add_generation_prompt: true,
         answer_directly: answers_directly(conversation),
+        answer_prefix: conversation.prefix.clone().unwrap_or_default(),
     }
 }

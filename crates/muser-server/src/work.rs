@@ -3,6 +3,8 @@
 use muser_engine::SamplingParams;
 use serde_json::{Map, Value};
 
+use crate::places::Places;
+
 /// Which tools the model may or must call.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum ToolChoice {
@@ -26,10 +28,14 @@ pub struct Conversation {
     pub tools: Vec<Value>,
     /// The choice among them.
     pub tool_choice: ToolChoice,
+    /// Those that may be called, if not all: the others are shown all the same, so that the prompt does not change.
+    pub allowed: Option<Vec<String>>,
     /// Whether one turn may hold several calls.
     pub parallel_calls: bool,
     /// Reasoning strength in the model's words; `none`: answer at once; absent: the template's default.
     pub strength: Option<String>,
+    /// What the answer begins with: the model goes on from there, without reasoning.
+    pub prefix: Option<String>,
     /// More variables for the template.
     pub variables: Map<String, Value>,
 }
@@ -104,6 +110,8 @@ pub struct Work {
     pub choices: u32,
     /// Alternatives to report with each token.
     pub logprobs: Option<u8>,
+    /// Alternatives to report with each token of the prompt.
+    pub prompt_logprobs: Option<u8>,
     /// The answer's form.
     pub form: Form,
     /// The slot that the client names, for saving it later.
@@ -112,6 +120,8 @@ pub struct Work {
     pub use_cache: bool,
     /// Narrows whose cached prefixes those are: only requests with the same text share.
     pub cache_salt: Option<String>,
+    /// Where the parts of the prompt stood in the request.
+    pub places: Places,
 }
 
 impl Work {
@@ -128,10 +138,12 @@ impl Work {
             ignore_end: false,
             choices: 1,
             logprobs: None,
+            prompt_logprobs: None,
             form: Form::Free,
             slot: None,
             use_cache: true,
             cache_salt: None,
+            places: Places::default(),
         }
     }
 }

@@ -364,7 +364,9 @@ async fn the_interface_describes_itself() {
         for method in item.as_object().expect("methods").keys() {
             let path = path.replace("{model}", support::MODEL).replace("{id}", "0").replace("{name}", "a");
             let answer = support::request(server.address, &method.to_uppercase(), &path, "", b"{}").await;
-            assert!(answer.status != 404 && answer.status != 405, "{method} {path}: {}", answer.status);
+            // What is named need not be there; the route must.
+            let exists = answer.status != 405 && !answer.text().contains("There is no route");
+            assert!(exists, "{method} {path}: {}", answer.text());
         }
     }
     server.stop().await;
@@ -392,15 +394,14 @@ async fn a_call_that_nobody_offered_is_text() {
     server.stop().await;
 }
 
-/// Images are refused on every route, in words that say why and where, and no address is ever fetched.
+/// A user's images are refused, in words that say why and where (on /v1/messages, whose agents would be stuck, the model is
+/// told of them instead), and no address is ever fetched.
 #[tokio::test]
-async fn images_are_refused_on_every_route() {
+async fn images_of_users_are_refused() {
     let server = Running::saying(REASONED).await;
     let url = "http://127.0.0.1:9/secret.png";
     let user = |content: Value| json!([{"role": "user", "content": content}]);
     let image_url = json!([{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": url}}]);
-    let block = json!([{"type": "image", "source": {"type": "url", "url": url}}]);
-    let result = json!([{"type": "tool_result", "tool_use_id": "t", "content": block}]);
     let cases = [
         (CHAT, json!({"messages": user(image_url.clone())}), "messages[0].content[1]"),
         ("/apply-template", json!({"messages": user(image_url)}), "messages[0].content[1]"),
@@ -409,8 +410,6 @@ async fn images_are_refused_on_every_route() {
             json!({"input": user(json!([{"type": "input_image", "image_url": url}]))}),
             "content[0]",
         ),
-        ("/v1/messages", json!({"max_tokens": 5, "messages": user(block)}), "messages[0].content[0]"),
-        ("/v1/messages", json!({"max_tokens": 5, "messages": user(result)}), "messages[0].content[0]"),
         (
             "/api/chat",
             json!({"messages": [{"role": "user", "content": "a", "images": ["AAAA"]}]}),

@@ -9,9 +9,10 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use muser_engine::EngineConfig;
+use muser_server::config::Limits;
 use muser_server::{LiveEngine, ServerConfig};
 use support::Running;
-use support::tiny::spawn_with_packs;
+use support::tiny::{spawn_from, spawn_with_packs};
 
 fn target() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target")
@@ -25,12 +26,13 @@ fn works(command: &mut Command) -> bool {
 fn python() -> Option<PathBuf> {
     let home = target().join("clients-venv");
     let python = home.join("bin/python");
-    let has_all = |python: &Path| {
-        works(
-            Command::new(python)
-                .args(["-c", "import openai, anthropic, ollama, langchain_openai, schemathesis"]),
-        )
-    };
+    let has_all =
+        |python: &Path| {
+            works(Command::new(python).args([
+                "-c",
+                "import openai, anthropic, ollama, langchain_openai, schemathesis, pydantic_ai",
+            ]))
+        };
     if has_all(&python) {
         return Some(python);
     }
@@ -94,4 +96,52 @@ async fn page_in_a_browser() {
     let arguments = vec![format!("http://{}", server.address), folder.display().to_string()];
     run("python3".into(), "page.py", arguments).await;
     server.stop().await;
+}
+
+/// Coding agents, unmodified. They are large to install and their prompts take minutes to read on few cores, so this is for
+/// the nightly run: `MUSER_TEST_LONG=1`, with the folder of the agents' commands in `MUSER_AGENTS` if they are not to be
+/// installed here.
+#[tokio::test(flavor = "multi_thread")]
+async fn coding_agents() {
+    if std::env::var_os("MUSER_TEST_LONG").is_none() {
+        eprintln!("SKIPPED: set MUSER_TEST_LONG=1 to run coding agents");
+        return;
+    }
+    let Some(commands) = agents() else {
+        eprintln!("SKIPPED: no npm, or the agents could not be installed");
+        return;
+    };
+    let folder = tempfile::tempdir().expect("folder");
+    let long = folder.path().join("muse-tiny-long.gguf");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients/long_context.py");
+    let made =
+        works(Command::new("python3").arg(script).args([support::model_path(), long.clone()]).arg("65536"));
+    assert!(made, "a copy of the model with a longer context");
+    let (engine, facts) = spawn_from(&long, EngineConfig::default());
+    let limits = Limits { default_output_tokens: Some(400), ..Limits::default() };
+    let server = Running::empty(ServerConfig { limits, ..ServerConfig::default() }).await;
+    server.app.load(facts, support::text(), Arc::new(LiveEngine::new(engine, "cpu".into())));
+    let arguments = vec![format!("http://{}", server.address), commands.display().to_string()];
+    run("python3".into(), "agents.py", arguments).await;
+    server.stop().await;
+}
+
+/// The folder with the agents' commands.
+fn agents() -> Option<PathBuf> {
+    if let Some(folder) = std::env::var_os("MUSER_AGENTS") {
+        return Some(folder.into());
+    }
+    let home = target().join("clients-agents");
+    let commands = home.join("node_modules/.bin");
+    let names = ["@openai/codex", "@anthropic-ai/claude-code", "opencode-ai"];
+    if !commands.join("codex").exists() {
+        std::fs::create_dir_all(&home).ok()?;
+        works(
+            Command::new("npm")
+                .args(["install", "--no-audit", "--no-fund", "--prefix"])
+                .arg(&home)
+                .args(names),
+        );
+    }
+    commands.join("codex").exists().then_some(commands)
 }

@@ -276,3 +276,119 @@ async fn neighbours_change_nothing() {
     assert_eq!(models.status, 200);
     server.stop().await;
 }
+
+/// A system message in mid-conversation costs no more than itself: what stands before it stays cached.
+#[tokio::test]
+async fn a_late_system_message_keeps_the_prefix() {
+    let server = serve().await;
+    let long = "The lazy dog sleeps under a tall tree near the river. ".repeat(60);
+    let ask = async |late: bool| {
+        let mut messages = vec![
+            json!({"role": "user", "content": "Hi there"}),
+            json!({"role": "assistant", "content": "Hello"}),
+        ];
+        if late {
+            messages.push(json!({"role": "system", "content": "The mode is now plan."}));
+        }
+        messages.push(json!({"role": "user", "content": "Go on"}));
+        let body = json!({"max_tokens": 3, "system": long, "messages": messages});
+        let usage = post(server.address, "/v1/messages", &body).await.json()["usage"].clone();
+        (
+            usage["cache_read_input_tokens"].as_u64().expect("a count"),
+            usage["input_tokens"].as_u64().expect("a count"),
+        )
+    };
+    let (_, first) = ask(false).await;
+    let (cached, fresh) = ask(true).await;
+    assert!(cached > 512 && fresh < 60, "{cached} cached, {fresh} read, {first} the first time");
+    server.stop().await;
+}
+
+/// Hostile input 16 and 17: seeds of 64 bits in one spelling, and log-probabilities that end with the text.
+#[tokio::test]
+async fn seeds_and_log_probabilities_are_those_of_the_text() {
+    let server = serve().await;
+    let ask = async |more: Value| {
+        let mut body = json!({"prompt": "Once upon a time", "max_tokens": 24});
+        body.as_object_mut().expect("object").extend(more.as_object().expect("object").clone());
+        let answer = post(server.address, "/v1/completions", &body).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        answer.json()
+    };
+    for seed in [json!(u64::MAX), json!(1_u64 << 63), json!(-5), json!(7.0)] {
+        let first = ask(json!({"seed": seed})).await;
+        let again = ask(json!({"seed": first["seed"]})).await;
+        assert_eq!(first["choices"][0]["text"], again["choices"][0]["text"], "{seed}");
+        assert_eq!(first["seed"], again["seed"]);
+    }
+    let every = ask(json!({"seed": 3, "top_k": 0})).await;
+    assert_eq!(
+        ask(json!({"seed": 3, "top_k": 1_000_000_000})).await["choices"][0]["text"],
+        every["choices"][0]["text"]
+    );
+    let text = ask(json!({"temperature": 0})).await["choices"][0]["text"].as_str().expect("text").to_owned();
+    let stop: String = text.chars().skip(20).take(5).collect();
+    let cut = ask(json!({"temperature": 0, "stop": stop, "logprobs": 1})).await;
+    let choice = &cut["choices"][0];
+    let shown = choice["text"].as_str().expect("text");
+    assert!(text.starts_with(shown) && shown.len() < text.len());
+    let tokens = choice["logprobs"]["tokens"].as_array().expect("list");
+    let last = choice["logprobs"]["text_offset"]
+        .as_array()
+        .and_then(|list| list.last()?.as_u64())
+        .expect("an offset");
+    assert!((last as usize) < shown.chars().count(), "{tokens:?} for {shown:?}");
+    server.stop().await;
+}
+
+/// Shorter vectors are the beginning of the long ones, scaled again; an empty text has one too.
+#[tokio::test]
+async fn embeddings_of_fewer_dimensions() {
+    let server = serve().await;
+    let ask = async |more: Value| {
+        let mut body = json!({"input": ["a fox", ""]});
+        body.as_object_mut().expect("object").extend(more.as_object().expect("object").clone());
+        post(server.address, "/v1/embeddings", &body).await
+    };
+    let vector = |answer: &Answer, index: usize| -> Vec<f64> {
+        let values = answer.json()["data"][index]["embedding"].as_array().expect("list").clone();
+        values.iter().filter_map(Value::as_f64).collect()
+    };
+    let whole = ask(json!({})).await;
+    let width = vector(&whole, 0).len();
+    assert_eq!(vector(&whole, 1).len(), width);
+    assert_eq!(vector(&ask(json!({"dimensions": width})).await, 0), vector(&whole, 0));
+    let short = vector(&ask(json!({"dimensions": 8})).await, 0);
+    assert_eq!(short.len(), 8);
+    assert!((short.iter().map(|value| value * value).sum::<f64>() - 1.0).abs() < 1e-5);
+    let ratio = vector(&whole, 0)[0] / short[0];
+    assert!((vector(&whole, 0)[7] / short[7] - ratio).abs() < 1e-4);
+    for wrong in [json!(0), json!(width + 1), json!("8")] {
+        let refused = ask(json!({"dimensions": wrong})).await;
+        assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!("dimensions")));
+    }
+    let ollama = post(server.address, "/api/embed", &json!({"input": "a fox", "dimensions": 8})).await.json();
+    assert_eq!(ollama["embeddings"][0].as_array().map(Vec::len), Some(8));
+    server.stop().await;
+}
+
+/// Ollama's streams tell of tokens too.
+#[tokio::test]
+async fn ollama_tells_log_probabilities() {
+    let server = serve().await;
+    for stream in [false, true] {
+        let body = json!({"prompt": "Hello", "think": false, "stream": stream, "logprobs": true, "top_logprobs": 2,
+            "options": {"num_predict": 8, "temperature": 0}});
+        let lines = post(server.address, "/api/generate", &body).await.lines();
+        let told: Vec<&Value> =
+            lines.iter().filter_map(|line| line["logprobs"].as_array()).flatten().collect();
+        let text: String = lines.iter().filter_map(|line| line["response"].as_str()).collect();
+        let tokens: String = told.iter().filter_map(|entry| entry["token"].as_str()).collect();
+        assert_eq!(text, tokens);
+        assert!(
+            told.iter().all(|entry| entry["top_logprobs"].as_array().map(Vec::len) == Some(2)),
+            "{told:?}"
+        );
+    }
+    server.stop().await;
+}

@@ -4,6 +4,7 @@ mod allocation;
 mod basics;
 mod drafts;
 mod prefix;
+mod prompt_logprobs;
 mod schedules;
 mod shortcuts;
 mod threads;

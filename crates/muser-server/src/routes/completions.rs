@@ -6,21 +6,26 @@ use std::time::Instant;
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse as _, Response};
-use futures_util::{Stream, StreamExt as _, stream};
-use serde_json::{Map, Value, json};
+use futures_util::{Stream, StreamExt as _, TryStreamExt as _, stream};
+use serde_json::{Value, json};
 
-use super::chat::answer::finite;
+use super::chat::answer::prompt_logprobs;
 use super::chat::request::SHARED_FIELDS;
 use super::models::check_name;
-use crate::answer::{Answer, Outcome, Piece, TokenLogprob, Update, Usage};
+use super::token_lists::{self, Entry, Place};
+use crate::answer::{Answer, Outcome, Piece, Update, Usage};
 use crate::app::{SharedApp, unix_seconds};
 use crate::error::{ApiError, Dialect};
 use crate::exchange::read_body;
 use crate::fields::{Body, COUNT, Field, Kind, whole};
 use crate::generation::Generation;
-use crate::params::{self, concat, limit_field};
+use crate::params::{self, concat, drawn_seed, limit_field};
+use crate::places::Places;
 use crate::sse::{self, Event};
 use crate::work::{Prompt, Work};
+
+/// Most prompts in one request. So many answers as one request may have are in the engine at once; the others wait.
+const MAX_PROMPTS: usize = 2048;
 
 /// OpenAI's default; clients that want more say so.
 const DEFAULT_MAX_TOKENS: u32 = 16;
@@ -32,7 +37,7 @@ const OWN: &[Field] = &[
     Field::required(
         "prompt",
         Kind::Either(&[Kind::Text, Kind::List(&Kind::Either(&[Kind::Text, COUNT, Kind::List(&COUNT)]))]),
-        "a string, token ids, or a list of either",
+        "a string, token ids, or a list of up to 2048 of either",
     ),
     Field::optional(
         "model",
@@ -43,7 +48,16 @@ const OWN: &[Field] = &[
     limit_field("max_completion_tokens", "the same"),
     Field::optional("n", Kind::Integer { min: 1, max: 16 }, "default 1"),
     Field::optional("best_of", Kind::Integer { min: 1, max: 16 }, "only the same as n"),
-    Field::optional("echo", Kind::Bool, "the prompt before the answer; not with logprobs"),
+    Field::optional(
+        "echo",
+        Kind::Bool,
+        "the prompt before the answer, with logprobs too if they are asked for",
+    ),
+    Field::optional(
+        "prompt_logprobs",
+        Kind::Integer { min: 0, max: 20 },
+        "log-probabilities of the prompt's tokens, in vLLM's shape; not in a stream",
+    ),
     Field::optional(
         "logprobs",
         Kind::Integer { min: 0, max: 20 },
@@ -72,47 +86,60 @@ async fn run(app: &SharedApp, request: Request, arrived: Instant) -> Result<Resp
     let body = Body(&body);
     check_name(app, &loaded, body.text("model"))?;
     let prompts = prompts(body)?;
-    let pattern = work(body)?;
+    let mut pattern = work(body)?;
+    // One seed for all, which the answer names.
+    let seed = *pattern.seed.get_or_insert_with(|| drawn_seed(app.random_u64()));
     let choices = pattern.choices as usize;
-    let wanted = prompts.len() * choices;
-    if wanted > app.config.limits.answers_per_request {
-        return Err(ApiError::field(
-            "prompt",
-            format!(
-                "{wanted} answers are asked for, at most {} are given",
-                app.config.limits.answers_per_request
-            ),
-        ));
+    let streams = body.flag("stream").unwrap_or(false);
+    let limit = app.config.limits.answers_per_request;
+    let most = if streams { limit / choices } else { MAX_PROMPTS };
+    if prompts.len() > most || choices > limit {
+        let message = format!(
+            "{} prompts with {choices} answers each are asked for, at most {most} are taken",
+            prompts.len()
+        );
+        return Err(ApiError::field("prompt", message));
     }
     let echo = body.flag("echo").unwrap_or(false);
-    if echo && pattern.logprobs.is_some() {
-        return Err(ApiError::unsupported("echo", "'echo' together with 'logprobs' is not supported"));
-    }
-    let mut generations = Vec::with_capacity(prompts.len());
-    let mut echoes = Vec::new();
-    for prompt in prompts {
-        echoes.push(if echo { loaded.text.prompt_text(&prompt)? } else { String::new() });
-        let work = Work { prompt, ..pattern.clone() };
-        generations.push(Generation::start(app, &loaded, work, arrived).await?);
+    let mut echoes = Vec::with_capacity(prompts.len());
+    for prompt in &prompts {
+        let text = if echo { loaded.text.prompt_text(prompt)? } else { String::new() };
+        let begins = matches!(prompt, Prompt::Text(_)) && loaded.text.tokenizer().bos().is_some();
+        echoes.push(Echo { text, begins });
     }
     let head = Head {
         id: app.new_id("cmpl-"),
         created: unix_seconds(),
         model: loaded.facts.name.clone(),
-        seed: generations.first().map_or(0, Generation::seed),
+        seed,
         choices,
         echoes,
+        top: pattern.logprobs.filter(|_| echo).map(usize::from),
+        tells_prompt: body.get("prompt_logprobs").is_some(),
     };
-    if body.flag("stream").unwrap_or(false) {
+    let several = prompts.len() > 1;
+    let works = prompts.into_iter().enumerate().map(|(index, prompt)| {
+        let mut work = Work { prompt, ..pattern.clone() };
+        if several {
+            work.places.messages = vec![format!("prompt[{index}]")];
+        }
+        work
+    });
+    let start = |work: Work| Generation::start(app, &loaded, work, arrived);
+    if streams {
+        let mut generations = Vec::new();
+        for work in works {
+            generations.push(start(work).await?);
+        }
         let options = body.object("stream_options");
         let include_usage = options.and_then(|options| options.flag("include_usage")).unwrap_or(false);
         return Ok(sse::respond(events(generations, head, include_usage), app.config.keep_alive));
     }
-    let mut answers = Vec::with_capacity(wanted);
-    // They run at the same time in the engine; here they are only collected in order.
-    for generation in generations {
-        answers.push(generation.answers().await?);
-    }
+    let answers: Vec<Vec<Answer>> = stream::iter(works)
+        .map(|work| async { start(work).await?.answers().await })
+        .buffered((limit / choices).max(1))
+        .try_collect()
+        .await?;
     Ok(Json(head.completion(&answers)).into_response())
 }
 
@@ -143,6 +170,7 @@ fn prompts(body: Body<'_>) -> Result<Vec<Prompt>, ApiError> {
 
 fn work(body: Body<'_>) -> Result<Work, ApiError> {
     let mut work = Work::new(Prompt::Tokens(Vec::new()));
+    work.places = Places { prompt: "prompt", ..Places::default() };
     work.sampling = params::sampling(body)?;
     work.seed = params::seed(body);
     params::endings(body, &mut work)?;
@@ -154,9 +182,20 @@ fn work(body: Body<'_>) -> Result<Work, ApiError> {
         return Err(ApiError::unsupported("best_of", "'best_of' other than 'n' is not supported"));
     }
     work.logprobs = body.count("logprobs").map(|top| top as u8);
-    work.form = super::chat::request::form(body)?;
+    (work.form, work.places.form) = super::chat::request::form(body)?;
+    work.prompt_logprobs = super::chat::request::prompt_logprobs(body)?;
+    if body.flag("echo").unwrap_or(false) && work.logprobs.is_some() {
+        work.prompt_logprobs = work.prompt_logprobs.max(work.logprobs);
+    }
     params::check_endings(&work, false)?;
     Ok(work)
+}
+
+/// What of a prompt is repeated.
+struct Echo {
+    text: String,
+    /// Its first token was put before the text and is not part of it.
+    begins: bool,
 }
 
 struct Head {
@@ -166,7 +205,11 @@ struct Head {
     seed: u64,
     /// Choices per prompt.
     choices: usize,
-    echoes: Vec<String>,
+    echoes: Vec<Echo>,
+    /// Alternatives of the prompt's tokens, where those are repeated with log-probabilities.
+    top: Option<usize>,
+    /// The prompt's tokens are told of by themselves.
+    tells_prompt: bool,
 }
 
 impl Head {
@@ -186,15 +229,26 @@ impl Head {
         let mut choices = Vec::new();
         for (echo, answers) in self.echoes.iter().zip(answers) {
             let mut prompt_usage = Usage::default();
+            // The first answer has what is known of the prompt.
+            let prompt = answers.first().and_then(|answer| answer.prompt.as_deref());
+            let repeated = match (prompt, self.top) {
+                (Some(prompt), Some(top)) => token_lists::of_prompt(prompt, top, echo.begins),
+                _ => Vec::new(),
+            };
             for answer in answers {
                 prompt_usage.add_choice(answer.outcome.usage);
-                let logprobs = logprobs(&answer.logprobs);
-                choices.push(json!({
-                    "text": format!("{echo}{}", answer.content),
+                let mut entries = repeated.clone();
+                entries.extend(answer.logprobs.iter().map(Entry::from));
+                let mut choice = json!({
+                    "text": format!("{}{}", echo.text, answer.content),
                     "index": choices.len(),
-                    "logprobs": logprobs,
+                    "logprobs": token_lists::object(&entries, &mut Place::default()),
                     "finish_reason": answer.outcome.finish.openai(),
-                }));
+                });
+                if let Some(prompt) = prompt.filter(|_| self.tells_prompt) {
+                    choice["prompt_logprobs"] = prompt_logprobs(prompt);
+                }
+                choices.push(choice);
             }
             usage.add_prompt(prompt_usage);
         }
@@ -209,11 +263,11 @@ impl Head {
         object
     }
 
-    fn chunk(&self, index: usize, text: &str, tokens: &[TokenLogprob], outcome: Option<&Outcome>) -> Value {
+    fn chunk(&self, index: usize, text: &str, logprobs: Value, outcome: Option<&Outcome>) -> Value {
         let mut object = self.object(vec![json!({
             "text": text,
             "index": index,
-            "logprobs": logprobs(tokens),
+            "logprobs": logprobs,
             "finish_reason": outcome.map(|outcome| outcome.finish.openai()),
         })]);
         if let Some(outcome) = outcome {
@@ -227,6 +281,8 @@ impl Head {
 fn events(generations: Vec<Generation>, head: Head, include_usage: bool) -> impl Stream<Item = Event> + Send {
     let mut left = generations.len();
     let mut usages = vec![Usage::default(); left];
+    let mut repeated: Vec<Vec<Entry>> = vec![Vec::new(); left];
+    let mut places = vec![Place::default(); left * head.choices];
     let streams = generations
         .into_iter()
         .enumerate()
@@ -235,20 +291,29 @@ fn events(generations: Vec<Generation>, head: Head, include_usage: bool) -> impl
         let mut events = Vec::with_capacity(1);
         let index = |choice: u32| prompt * head.choices + choice as usize;
         match update {
+            Update::Prompt(tokens) => {
+                if let Some(top) = head.top {
+                    repeated[prompt] = token_lists::of_prompt(&tokens, top, head.echoes[prompt].begins);
+                }
+            }
             Update::Started { .. } => {
-                let echo = &head.echoes[prompt];
+                let echo = &head.echoes[prompt].text;
+                let entries = std::mem::take(&mut repeated[prompt]);
                 if !echo.is_empty() {
-                    let chunks =
-                        (0..head.choices as u32).map(|choice| head.chunk(index(choice), echo, &[], None));
-                    events.extend(chunks.map(Event::Data));
+                    events.extend((0..head.choices as u32).map(|choice| {
+                        let logprobs = token_lists::object(&entries, &mut places[index(choice)]);
+                        Event::Data(head.chunk(index(choice), echo, logprobs, None))
+                    }));
                 }
             }
             Update::Piece { choice, piece: Piece::Content(text) | Piece::Reasoning(text), logprobs } => {
-                events.push(Event::Data(head.chunk(index(choice), &text, &logprobs, None)));
+                let entries: Vec<Entry> = logprobs.iter().map(Entry::from).collect();
+                let logprobs = token_lists::object(&entries, &mut places[index(choice)]);
+                events.push(Event::Data(head.chunk(index(choice), &text, logprobs, None)));
             }
             Update::Piece { .. } => {}
             Update::Finished { choice, outcome } => {
-                events.push(Event::Data(head.chunk(index(choice), "", &[], Some(&outcome))));
+                events.push(Event::Data(head.chunk(index(choice), "", Value::Null, Some(&outcome))));
                 usages[prompt].add_choice(outcome.usage);
             }
             Update::Failed(fault) => events.push(Event::Data(fault.body(Dialect::OpenAi))),
@@ -267,37 +332,5 @@ fn events(generations: Vec<Generation>, head: Head, include_usage: bool) -> impl
             }
         }
         stream::iter(events)
-    })
-}
-
-/// The older log-probability object: parallel lists, alternatives by text.
-fn logprobs(tokens: &[TokenLogprob]) -> Value {
-    if tokens.is_empty() {
-        return Value::Null;
-    }
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let mut offset = 0;
-    let mut offsets = Vec::with_capacity(tokens.len());
-    for token in tokens {
-        offsets.push(offset);
-        offset += text(&token.bytes).chars().count();
-    }
-    let top: Vec<Value> = tokens
-        .iter()
-        .map(|token| {
-            let mut map = Map::new();
-            // The sampled token is always among its alternatives.
-            map.insert(text(&token.bytes), finite(token.logprob).into());
-            for (_, bytes, logprob) in &token.top {
-                map.entry(text(bytes)).or_insert_with(|| finite(*logprob).into());
-            }
-            Value::Object(map)
-        })
-        .collect();
-    json!({
-        "tokens": tokens.iter().map(|token| text(&token.bytes)).collect::<Vec<_>>(),
-        "token_logprobs": tokens.iter().map(|token| finite(token.logprob)).collect::<Vec<_>>(),
-        "top_logprobs": top,
-        "text_offset": offsets,
     })
 }

@@ -18,10 +18,12 @@ use crate::app::{Loaded, SharedApp};
 use crate::error::{ApiError, Dialect};
 use crate::exchange::read_body;
 use crate::fields::{Body, COUNT, Field, Kind};
-use crate::generation::embed;
+use crate::generation::{embed, scale_to_unit};
 
 /// Most texts in one request.
 const MAX_INPUTS: usize = 2048;
+/// How many values of a vector may be asked for; the model's width is looked at later.
+pub(super) const DIMENSIONS: Kind = Kind::Integer { min: 1, max: u32::MAX as i64 };
 /// Texts of one request in the engine at once, so that others find a place too.
 const AT_ONCE: usize = 4;
 
@@ -42,7 +44,7 @@ pub const FIELDS: &[Field] = &[
         Kind::OneOf(&["float", "base64"]),
         "base64: little-endian 32-bit floats",
     ),
-    Field::refused("dimensions", "vectors have the model's width"),
+    Field::optional("dimensions", DIMENSIONS, "the first so many values, scaled to unit length again"),
     Field::ignored("user", "not kept"),
 ];
 
@@ -57,7 +59,8 @@ async fn run(app: &SharedApp, request: Request) -> Result<Response, ApiError> {
     let body = Body(&body);
     check_name(app, &loaded, body.text("model"))?;
     let base64 = body.text("encoding_format") == Some("base64");
-    let (vectors, tokens) = vectors(&loaded, inputs(body.get("input"))?).await?;
+    let dimensions = dimensions(body, &loaded)?;
+    let (vectors, tokens) = vectors(&loaded, inputs(body.get("input"))?, dimensions).await?;
     let object = |(index, vector): (usize, &Vec<f32>)| json!({"object": "embedding", "index": index, "embedding": encode(vector, base64)});
     let data: Vec<Value> = vectors.iter().enumerate().map(object).collect();
     let usage = json!({"prompt_tokens": tokens, "total_tokens": tokens});
@@ -69,6 +72,7 @@ async fn run(app: &SharedApp, request: Request) -> Result<Response, ApiError> {
 pub(super) async fn vectors(
     loaded: &Arc<Loaded>,
     inputs: Vec<String>,
+    dimensions: Option<usize>,
 ) -> Result<(Vec<Vec<f32>>, usize), ApiError> {
     let work = inputs.into_iter().enumerate().map(|(index, text)| {
         let loaded = Arc::clone(loaded);
@@ -83,7 +87,26 @@ pub(super) async fn vectors(
     });
     let found: Vec<(Vec<f32>, usize)> = stream::iter(work).buffered(AT_ONCE).try_collect().await?;
     let tokens = found.iter().map(|(_, tokens)| tokens).sum();
-    Ok((found.into_iter().map(|(vector, _)| vector).collect(), tokens))
+    let cut = |mut vector: Vec<f32>| {
+        if let Some(dimensions) = dimensions {
+            vector.truncate(dimensions);
+            scale_to_unit(&mut vector);
+        }
+        vector
+    };
+    Ok((found.into_iter().map(|(vector, _)| cut(vector)).collect(), tokens))
+}
+
+/// The number of values that a body asks for.
+pub(super) fn dimensions(body: Body<'_>, loaded: &Loaded) -> Result<Option<usize>, ApiError> {
+    let width = loaded.facts.hidden;
+    match body.count("dimensions").map(|count| count as usize) {
+        Some(count) if count > width => {
+            let message = format!("'dimensions' is {count}, and the model's vectors have {width} values");
+            Err(ApiError::field("dimensions", message))
+        }
+        asked => Ok(asked),
+    }
 }
 
 /// The texts of an `input`.
@@ -108,9 +131,6 @@ pub(super) fn inputs(value: Option<&Value>) -> Result<Vec<String>, ApiError> {
             "input",
             format!("'input' must hold 1 to {MAX_INPUTS} texts, found {}", list.len()),
         ));
-    }
-    if let Some(index) = list.iter().position(String::is_empty) {
-        return Err(ApiError::field(format!("input[{index}]"), "An empty text has no embedding"));
     }
     Ok(list)
 }
@@ -137,8 +157,8 @@ mod tests {
     #[test]
     fn only_texts_are_taken() {
         assert_eq!(inputs(Some(&json!("a"))), Ok(vec!["a".into()]));
-        assert_eq!(inputs(Some(&json!(["a", "b"]))), Ok(vec!["a".into(), "b".into()]));
-        for wrong in [json!([1, 2]), json!([[1], [2]]), json!(["a", 3]), json!([]), json!([""]), json!("")] {
+        assert_eq!(inputs(Some(&json!(["a", ""]))), Ok(vec!["a".into(), String::new()]));
+        for wrong in [json!([1, 2]), json!([[1], [2]]), json!(["a", 3]), json!([])] {
             assert!(inputs(Some(&wrong)).is_err(), "{wrong}");
         }
     }

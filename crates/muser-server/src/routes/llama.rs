@@ -19,6 +19,7 @@ use crate::exchange::read_body;
 use crate::fields::{Body, COUNT, Field, INTEGER, Kind, whole};
 use crate::generation::Generation;
 use crate::params::{self, SAMPLING_FIELDS, concat};
+use crate::places::Places;
 use crate::sse::{self, Event};
 use crate::work::{Form, Prompt, PromptPart, Work};
 
@@ -28,7 +29,11 @@ const COMPLETION_OWN: &[Field] = &[
         Kind::Either(&[Kind::Text, Kind::List(&Kind::Either(&[Kind::Text, COUNT]))]),
         "a string, token ids, or both mixed",
     ),
-    Field::optional("n_predict", INTEGER, "default -1: until the end; 0: only read the prompt"),
+    Field::optional(
+        "n_predict",
+        INTEGER,
+        "default -1, like any negative number: until the end; 0: only read the prompt",
+    ),
     Field::optional("max_tokens", INTEGER, "the same"),
     Field::optional("stream", Kind::Bool, ""),
     Field::optional("n_probs", Kind::Integer { min: 0, max: 20 }, "alternatives per token"),
@@ -139,6 +144,28 @@ async fn count_tokens(loaded: &Arc<Loaded>, body: Body<'_>) -> Result<Response, 
     let ids = ids.map_err(|_| ApiError::internal("The tokenizer failed"))??;
     Ok(Json(json!({"count": ids.len(), "max_model_len": loaded.facts.context_tokens, "tokens": ids}))
         .into_response())
+}
+
+/// `GET /tokenizer_info`: what tools that render prompts themselves ask for, in vLLM's shape.
+pub async fn tokenizer_info(State(app): State<SharedApp>) -> Response {
+    Dialect::OpenAi.answer(app.loaded().map(|loaded| {
+        let tokenizer = loaded.text.tokenizer();
+        let text = |id: Option<u32>| id.map(|id| tokenizer.decode(&[id], Markers::Show));
+        let end = text(tokenizer.eos());
+        Json(json!({
+            "tokenizer_class": "muser",
+            "model_max_length": loaded.facts.context_tokens,
+            "vocab_size": loaded.text.vocabulary(),
+            "bos_token": text(tokenizer.bos()),
+            "eos_token": end,
+            // Nothing is padded here; tools that ask want some token.
+            "pad_token": end,
+            "unk_token": null,
+            "add_bos_token": tokenizer.bos().is_some(),
+            "chat_template": loaded.text.template_source(),
+        }))
+        .into_response()
+    }))
 }
 
 /// `POST /detokenize`.
@@ -254,6 +281,7 @@ async fn run_completion(app: &SharedApp, request: Request, arrived: Instant) -> 
 
 fn work(body: Body<'_>) -> Result<Work, ApiError> {
     let mut work = Work::new(prompt(body)?);
+    work.places = Places { prompt: "prompt", ..Places::default() };
     work.sampling = params::sampling(body)?;
     work.seed = params::seed(body);
     params::endings(body, &mut work)?;
@@ -268,6 +296,9 @@ fn work(body: Body<'_>) -> Result<Work, ApiError> {
             return Err(ApiError::field("grammar", "'grammar' and 'json_schema' exclude each other"));
         }
     };
+    if work.form != Form::Free {
+        work.places.form = if body.get("json_schema").is_some() { "json_schema" } else { "grammar" }.into();
+    }
     params::check_endings(&work, false)?;
     Ok(work)
 }
@@ -355,7 +386,7 @@ fn events(generation: Generation, head: Head) -> impl Stream<Item = Event> + Sen
             }
             Update::Finished { outcome, .. } => Some(head.last(&outcome)),
             Update::Failed(fault) => Some(fault.body(Dialect::OpenAi)),
-            Update::Piece { .. } | Update::Started { .. } | Update::End => None,
+            Update::Piece { .. } | Update::Prompt(_) | Update::Started { .. } | Update::End => None,
         };
         stream::iter(event.map(Event::Data))
     })

@@ -29,6 +29,7 @@ pub mod responses;
 pub mod sessions;
 pub mod slot_files;
 pub mod status;
+pub mod token_lists;
 
 const JSON: &[&str] = &["application/json"];
 const JSON_OR_EVENTS: &[&str] = &["application/json", "text/event-stream"];
@@ -56,9 +57,57 @@ pub const ROUTES: &[Route] = &[
         method: "POST",
         path: "/v1/responses",
         family: "OpenAI",
-        summary: "A turn as a list of items; nothing is stored.",
+        summary: "A turn as a list of items, kept in memory unless store is false.",
         fields: responses::request::FIELDS,
         answers: JSON_OR_EVENTS,
+    },
+    Route {
+        method: "POST",
+        path: "/v1/responses/input_tokens",
+        family: "OpenAI",
+        summary: "The number of tokens of a prompt.",
+        fields: responses::request::FIELDS,
+        answers: JSON,
+    },
+    Route {
+        method: "POST",
+        path: "/v1/responses/compact",
+        family: "OpenAI",
+        summary: "A conversation as its last questions and a summary by the model.",
+        fields: responses::request::FIELDS,
+        answers: JSON,
+    },
+    Route {
+        method: "GET",
+        path: "/v1/responses/{id}",
+        family: "OpenAI",
+        summary: "A response that was kept.",
+        fields: &[],
+        answers: JSON,
+    },
+    Route {
+        method: "DELETE",
+        path: "/v1/responses/{id}",
+        family: "OpenAI",
+        summary: "Forgets one.",
+        fields: &[],
+        answers: JSON,
+    },
+    Route {
+        method: "GET",
+        path: "/v1/responses/{id}/input_items",
+        family: "OpenAI",
+        summary: "The items that it answered; ?limit=, order=, after=.",
+        fields: &[],
+        answers: JSON,
+    },
+    Route {
+        method: "POST",
+        path: "/v1/responses/{id}/cancel",
+        family: "OpenAI",
+        summary: "400: none runs in the background.",
+        fields: &[],
+        answers: JSON,
     },
     Route {
         method: "POST",
@@ -122,6 +171,14 @@ pub const ROUTES: &[Route] = &[
         family: "llama-server",
         summary: "Token ids to text.",
         fields: llama::DETOKENIZE_FIELDS,
+        answers: JSON,
+    },
+    Route {
+        method: "GET",
+        path: "/tokenizer_info",
+        family: "llama-server",
+        summary: "Special tokens and chat template, in vLLM's shape.",
+        fields: &[],
         answers: JSON,
     },
     Route {
@@ -232,7 +289,7 @@ pub const ROUTES: &[Route] = &[
         method: "GET",
         path: "/api/version",
         family: "Ollama",
-        summary: "The version.",
+        summary: "The version of Ollama's interface that is spoken here, and muser's own.",
         fields: &[],
         answers: JSON,
     },
@@ -384,12 +441,18 @@ pub fn router(app: &SharedApp) -> Router {
         .route("/v1/chat/completions", post(chat::completions))
         .route("/v1/completions", post(completions::completions))
         .route("/v1/responses", post(responses::responses))
+        .route("/v1/responses/input_tokens", post(responses::input_tokens))
+        .route("/v1/responses/compact", post(responses::compact))
+        .route("/v1/responses/{id}", get(responses::retrieve).delete(responses::delete))
+        .route("/v1/responses/{id}/input_items", get(responses::input_items))
+        .route("/v1/responses/{id}/cancel", post(responses::cancel))
         .route("/v1/embeddings", post(embeddings::embeddings))
         .route("/v1/messages", post(messages::messages))
         .route("/v1/messages/count_tokens", post(messages::count_tokens))
         .route("/completion", post(llama::completion))
         .route("/tokenize", post(llama::tokenize))
         .route("/detokenize", post(llama::detokenize))
+        .route("/tokenizer_info", get(llama::tokenizer_info))
         .route("/apply-template", post(llama::apply_template))
         .route("/props", get(llama::props))
         .route("/slots", get(llama::slots))

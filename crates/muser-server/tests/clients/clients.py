@@ -156,6 +156,44 @@ def openai_responses():
 
 
 @check
+def openai_responses_are_gone_on_from():
+    client = openai_client()
+    first = client.responses.create(model="muse-tiny", input="Tell me about a fox.", max_output_tokens=20, temperature=0)
+    second = client.responses.create(
+        model="muse-tiny", input="And a dog?", previous_response_id=first.id, max_output_tokens=20, temperature=0,
+    )
+    assert second.previous_response_id == first.id and second.usage.input_tokens > first.usage.input_tokens, second.usage
+    assert client.responses.retrieve(first.id).output_text == first.output_text
+    assert client.responses.input_items.list(first.id).data
+    counted = client.responses.input_tokens.count(model="muse-tiny", input="Tell me about a fox.")
+    assert counted.input_tokens == first.usage.input_tokens, counted
+    client.responses.delete(first.id)
+
+
+@check
+def openai_custom_tool():
+    tool = {"type": "custom", "name": "apply_patch", "description": "Edits files.", "format": {"type": "text"}}
+    answer = openai_client().responses.create(
+        model="muse-tiny", input="Write a patch.", tools=[tool, {"type": "web_search"}], temperature=0, max_output_tokens=300,
+        tool_choice={"type": "custom", "name": "apply_patch"}, reasoning={"effort": "none", "summary": "auto"},
+    )
+    calls = [item for item in answer.output if item.type == "custom_tool_call"]
+    assert answer.status == "incomplete" or (calls and isinstance(calls[0].input, str)), answer.output
+
+
+@check
+def openai_likelihood():
+    answer = openai_client().completions.create(
+        model="muse-tiny", prompt=["The fox is red.", "The fox is blue."], max_tokens=1, logprobs=1, echo=True, temperature=0,
+        seed=1234,
+    )
+    for choice in answer.choices:
+        logprobs = choice.logprobs
+        assert logprobs.token_logprobs[0] is None and all(value <= 0 for value in logprobs.token_logprobs[1:]), logprobs
+        assert len(logprobs.tokens) == len(logprobs.text_offset) == len(logprobs.top_logprobs), logprobs
+
+
+@check
 def openai_logprobs():
     answer = openai_client().chat.completions.create(
         model="muse-tiny", messages=[{"role": "user", "content": "Hello!"}], max_tokens=5, temperature=0, logprobs=True,
@@ -197,6 +235,63 @@ def anthropic_tool():
     )
     assert answer.stop_reason == "tool_use", answer
     assert answer.content[-1].name == "get_weather" and isinstance(answer.content[-1].input["city"], str)
+
+
+@check
+def anthropic_structured_output():
+    import anthropic
+
+    client = anthropic.Anthropic(base_url=BASE, api_key="none")
+    schema = {"type": "object", "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 99}}, "required": ["age"],
+              "additionalProperties": False}
+    answer = client.messages.create(
+        model="muse-tiny", max_tokens=100, messages=[{"role": "user", "content": "Invent a person."}],
+        thinking={"type": "disabled"},
+        extra_body={"temperature": 0, "output_config": {"format": {"type": "json_schema", "schema": schema}}},
+    )
+    assert isinstance(json.loads(answer.content[-1].text)["age"], int), answer
+
+
+@check
+def anthropic_prefill_and_overflow():
+    import anthropic
+
+    client = anthropic.Anthropic(base_url=BASE, api_key="none", max_retries=0)
+    ask = {"role": "user", "content": "Tell me a story."}
+    answer = client.messages.create(
+        model="muse-tiny", max_tokens=20, messages=[ask, {"role": "assistant", "content": "Once upon a time, there was a little"}],
+        extra_body={"temperature": 0},
+    )
+    assert answer.content[0].type == "text", answer
+    try:
+        client.messages.create(model="muse-tiny", max_tokens=20, messages=[{"role": "user", "content": "word " * 9000}])
+    except anthropic.BadRequestError as fault:
+        assert "prompt is too long: " in str(fault) and "maximum" in str(fault), fault
+    else:
+        raise AssertionError("it was accepted")
+
+
+@check
+def pydantic_ai_structured():
+    from pydantic import BaseModel, Field
+    from pydantic_ai import Agent, NativeOutput
+    from pydantic_ai.models.anthropic import AnthropicModel
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.anthropic import AnthropicProvider
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    class Person(BaseModel):
+        age: int = Field(ge=0, le=99)
+
+    import anthropic
+
+    own = anthropic.AsyncAnthropic(base_url=BASE, api_key="none")
+    for model in (
+        OpenAIChatModel("muse-tiny", provider=OpenAIProvider(base_url=f"{BASE}/v1", api_key="none")),
+        AnthropicModel("claude-sonnet-4-5", provider=AnthropicProvider(anthropic_client=own)),
+    ):
+        agent = Agent(model, output_type=NativeOutput(Person), model_settings={"temperature": 0.0, "max_tokens": 800})
+        assert isinstance(agent.run_sync("Invent a person.").output.age, int)
 
 
 @check

@@ -15,7 +15,12 @@ use super::Running;
 
 /// Starts an engine on the bundled model.
 pub fn spawn(config: EngineConfig) -> (EngineHandle, ModelFacts) {
-    let model = Model::load(super::model_path()).expect("the bundled model loads");
+    spawn_from(&super::model_path(), config)
+}
+
+/// Starts an engine on a copy of the bundled model.
+pub fn spawn_from(path: &Path, config: EngineConfig) -> (EngineHandle, ModelFacts) {
+    let model = Model::load(path).expect("the model loads");
     let geometry = model.geometry.clone();
     let facts = ModelFacts::of_file("muse-tiny".into(), &model.file, geometry.context, geometry.hidden);
     let executor = CpuExecutor::new(model, CpuOptions::default()).expect("the CPU computes");

@@ -36,6 +36,8 @@ pub struct ChatInput {
     /// After the generation prompt, open the answer channel, so that the model answers without reasoning. The
     /// [`crate::OutputDecoder`] must be told so too.
     pub answer_directly: bool,
+    /// What the answer begins with, when it is opened directly: the model goes on from there.
+    pub answer_prefix: String,
 }
 
 impl Default for ChatInput {
@@ -46,6 +48,7 @@ impl Default for ChatInput {
             variables: Map::new(),
             add_generation_prompt: true,
             answer_directly: false,
+            answer_prefix: String::new(),
         }
     }
 }
@@ -128,7 +131,7 @@ impl ChatTemplate {
             context.insert(name.clone(), shield.cover(value));
         }
         let messages =
-            if self.drops_late_systems { systems_first(&input.messages) } else { input.messages.clone() };
+            if self.drops_late_systems { systems_in_place(&input.messages) } else { input.messages.clone() };
         context.insert("messages".into(), messages.iter().map(|message| shield.cover(message)).collect());
         if !input.tools.is_empty() {
             context.insert("tools".into(), input.tools.iter().map(|tool| shield.cover(tool)).collect());
@@ -141,6 +144,8 @@ impl ChatTemplate {
         let mut rendered = self.run(&Value::Object(context))?;
         if input.answer_directly {
             rendered.push_str(ANSWER_HEADER);
+            let prefix = shield.cover(&Value::String(input.answer_prefix.clone()));
+            rendered.push_str(prefix.as_str().unwrap_or_default());
         }
         Ok(rendered)
     }
@@ -151,16 +156,29 @@ impl ChatTemplate {
     }
 }
 
-/// The conversation with all system messages joined at the front, if there is one later on.
-fn systems_first(messages: &[Value]) -> Vec<Value> {
-    let is_system = |message: &&Value| message["role"] == "system";
-    if !messages.iter().skip(1).any(|message| is_system(&message)) {
-        return messages.to_vec();
+/// The conversation for a template that shows a system message only at the front. Those that lead are joined. A later one
+/// stays where it is, so that the prompt before it does not change and the model reads it when it was said: as a user's
+/// turn, marked for what it is.
+fn systems_in_place(messages: &[Value]) -> Vec<Value> {
+    let is_system = |message: &Value| message["role"] == "system";
+    let leading = messages.iter().take_while(|message| is_system(message)).count();
+    let (front, rest) = messages.split_at(leading);
+    let mut out = Vec::with_capacity(messages.len());
+    match front {
+        [] | [_] => out.extend_from_slice(front),
+        several => {
+            let texts: Vec<&str> = several.iter().filter_map(|message| message["content"].as_str()).collect();
+            out.push(serde_json::json!({"role": "system", "content": texts.join("\n\n")}));
+        }
     }
-    let texts: Vec<&str> =
-        messages.iter().filter(is_system).filter_map(|message| message["content"].as_str()).collect();
-    let first = serde_json::json!({"role": "system", "content": texts.join("\n\n")});
-    std::iter::once(first).chain(messages.iter().filter(|message| !is_system(message)).cloned()).collect()
+    out.extend(rest.iter().map(|message| match message["content"].as_str() {
+        Some(text) if is_system(message) => {
+            let text = format!("<system-reminder>\n{text}\n</system-reminder>");
+            serde_json::json!({"role": "user", "content": text})
+        }
+        _ => message.clone(),
+    }));
+    out
 }
 
 /// Our error for an engine's: what a template raises is about the conversation, all else about the template.

@@ -161,6 +161,10 @@ fn tool_calls(at: &str, calls: Option<&Value>) -> Result<Vec<Value>, TextError> 
         let function = call.get("function").unwrap_or(call);
         let name = match function.get("name") {
             Some(Value::String(name)) if !name.is_empty() => name,
+            Some(Value::String(_)) => {
+                let at = format!("{at}.function.name");
+                return Err(TextError::request(at, "the name of a tool", "an empty string"));
+            }
             other => {
                 return Err(TextError::request(
                     format!("{at}.function.name"),

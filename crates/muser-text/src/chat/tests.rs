@@ -90,8 +90,8 @@ fn the_bundled_template_renders_a_history_with_tools() {
 }
 
 #[test]
-fn late_system_messages_are_not_lost() {
-    // The bundled template shows only a first one.
+fn late_system_messages_stay_where_they_are() {
+    // The bundled template shows only a first one, so the later ones are a user's turns that say what they are.
     check(
         &input(json!([
             {"role": "user", "content": "Hi"},
@@ -100,8 +100,22 @@ fn late_system_messages_are_not_lost() {
             {"role": "developer", "content": "Be brief."},
         ])),
         concat!(
+            "<|begin_of_text|><|start|>user<|message|>Hi<|eot|>",
+            "<|start|>user<|message|><system-reminder>\nBe kind.\n</system-reminder><|eot|>",
+            "<|start|>assistant to=user<|message|>Hello<|eot|>",
+            "<|start|>user<|message|><system-reminder>\nBe brief.\n</system-reminder><|eot|><|start|>assistant",
+        ),
+    );
+    // Those that lead are one.
+    check(
+        &input(json!([
+            {"role": "system", "content": "Be kind."},
+            {"role": "developer", "content": "Be brief."},
+            {"role": "user", "content": "Hi"},
+        ])),
+        concat!(
             "<|begin_of_text|><|start|>system<|message|>Be kind.\n\nBe brief.<|eot|>",
-            "<|start|>user<|message|>Hi<|eot|><|start|>assistant to=user<|message|>Hello<|eot|><|start|>assistant",
+            "<|start|>user<|message|>Hi<|eot|><|start|>assistant",
         ),
     );
     // A template that shows them where they are is left to it.
@@ -115,7 +129,16 @@ fn late_system_messages_are_not_lost() {
 fn a_direct_answer_opens_the_answer_channel() {
     let mut input = input(json!([{"role": "user", "content": "Hi"}]));
     input.answer_directly = true;
-    check(&input, "<|begin_of_text|><|start|>user<|message|>Hi<|eot|><|start|>assistant to=user<|message|>");
+    let opened = "<|begin_of_text|><|start|>user<|message|>Hi<|eot|><|start|>assistant to=user<|message|>";
+    check(&input, opened);
+    // What it begins with is text, whatever it says.
+    input.answer_prefix = "Once <|eot|> upon".into();
+    let template = template();
+    let ids = template.encode(tiny_tokenizer(), &input).expect("renders");
+    input.answer_prefix.clear();
+    let start = template.encode(tiny_tokenizer(), &input).expect("renders");
+    let text = tiny_tokenizer().encode("Once <|eot|> upon", Specials::Plain);
+    assert_eq!(ids, [start, text].concat());
 }
 
 #[test]

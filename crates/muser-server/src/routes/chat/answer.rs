@@ -1,8 +1,11 @@
 //! Answers of `/v1/chat/completions`, whole and in chunks.
 
+use std::collections::HashMap;
+
 use serde_json::{Map, Value, json};
 
-use crate::answer::{Answer, Outcome, Piece, TokenLogprob, Usage};
+use crate::answer::{Answer, Outcome, Piece, PromptToken, TokenLogprob, ToolCall, Usage};
+use crate::custom_tools::{InputText, input_of};
 
 /// What is the same in all parts of one answer.
 #[derive(Debug, Clone)]
@@ -15,7 +18,13 @@ pub struct Head {
     pub model: String,
     /// The seed in use; repeating the request with it gives the same text.
     pub seed: u64,
+    /// Names of the tools whose one input is text.
+    pub custom: Vec<String>,
 }
+
+/// The calls of custom tools that a stream has open, by choice.
+#[derive(Debug, Default)]
+pub struct CustomCalls(HashMap<u32, (usize, InputText)>);
 
 impl Head {
     fn object(&self, kind: &str) -> Value {
@@ -38,7 +47,7 @@ impl Head {
                 usage.add_choice(answer.outcome.usage);
                 json!({
                     "index": index,
-                    "message": message(answer),
+                    "message": self.message(answer),
                     "logprobs": if with_logprobs { logprobs(&answer.logprobs) } else { Value::Null },
                     "finish_reason": answer.outcome.finish.openai(),
                 })
@@ -48,6 +57,9 @@ impl Head {
         object["choices"] = choices.into();
         object["usage"] = usage.openai();
         object["seed"] = self.seed.into();
+        if let Some(prompt) = answers.first().and_then(|answer| answer.prompt.as_deref()) {
+            object["prompt_logprobs"] = prompt_logprobs(prompt);
+        }
         if let [only] = answers {
             object["timings"] = only.outcome.timings();
         }
@@ -66,20 +78,68 @@ impl Head {
         self.chunk(choice, json!({"role": "assistant", "content": ""}), Value::Null, None)
     }
 
-    /// A chunk with a piece.
-    pub fn piece(&self, choice: u32, piece: &Piece, logprobs_of: &[TokenLogprob]) -> Value {
+    /// A chunk with a piece, if it says anything.
+    pub fn piece(
+        &self,
+        choice: u32,
+        piece: &Piece,
+        logprobs_of: &[TokenLogprob],
+        custom: &mut CustomCalls,
+    ) -> Option<Value> {
         let delta = match piece {
             Piece::Reasoning(text) => json!({"reasoning_content": text}),
             Piece::Content(text) => json!({"content": text}),
+            Piece::ToolCall { index, id, name } if self.custom.contains(name) => {
+                custom.0.insert(choice, (*index, InputText::default()));
+                json!({"tool_calls": [{"index": index, "id": id, "type": "custom", "custom": {"name": name, "input": ""}}]})
+            }
             Piece::ToolCall { index, id, name } => json!({"tool_calls": [{
                 "index": index, "id": id, "type": "function", "function": {"name": name, "arguments": ""},
             }]}),
-            Piece::ToolArguments { index, fragment } => json!({"tool_calls": [{
-                "index": index, "function": {"arguments": fragment},
-            }]}),
+            Piece::ToolArguments { index, fragment } => match custom.0.get_mut(&choice) {
+                Some((open, input)) if open == index => {
+                    let text = input.push(fragment);
+                    if text.is_empty() {
+                        return None;
+                    }
+                    input_delta(*index, &text)
+                }
+                _ => json!({"tool_calls": [{"index": index, "function": {"arguments": fragment}}]}),
+            },
         };
         let logprobs = if logprobs_of.is_empty() { Value::Null } else { logprobs(logprobs_of) };
-        self.chunk(choice, delta, logprobs, None)
+        Some(self.chunk(choice, delta, logprobs, None))
+    }
+
+    /// What is left of a custom tool's input when the choice ends.
+    pub fn last_input(&self, choice: u32, custom: &mut CustomCalls) -> Option<Value> {
+        let (index, mut input) = custom.0.remove(&choice)?;
+        let text = input.finish();
+        (!text.is_empty()).then(|| self.chunk(choice, input_delta(index, &text), Value::Null, None))
+    }
+
+    fn message(&self, answer: &Answer) -> Value {
+        let mut message = Map::new();
+        message.insert("role".into(), "assistant".into());
+        let no_text = answer.content.is_empty() && !answer.tool_calls.is_empty();
+        message.insert("content".into(), if no_text { Value::Null } else { answer.content.as_str().into() });
+        message.insert("refusal".into(), Value::Null);
+        if !answer.reasoning.is_empty() {
+            message.insert("reasoning_content".into(), answer.reasoning.as_str().into());
+        }
+        if !answer.tool_calls.is_empty() {
+            message
+                .insert("tool_calls".into(), answer.tool_calls.iter().map(|call| self.call(call)).collect());
+        }
+        Value::Object(message)
+    }
+
+    fn call(&self, call: &ToolCall) -> Value {
+        if self.custom.contains(&call.name) {
+            let input = input_of(&call.arguments);
+            return json!({"id": call.id, "type": "custom", "custom": {"name": call.name, "input": input}});
+        }
+        json!({"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}})
     }
 
     /// The last chunk of a choice.
@@ -99,30 +159,23 @@ impl Head {
     }
 }
 
-fn message(answer: &Answer) -> Value {
-    let mut message = Map::new();
-    message.insert("role".into(), "assistant".into());
-    let no_text = answer.content.is_empty() && !answer.tool_calls.is_empty();
-    message.insert("content".into(), if no_text { Value::Null } else { answer.content.as_str().into() });
-    message.insert("refusal".into(), Value::Null);
-    if !answer.reasoning.is_empty() {
-        message.insert("reasoning_content".into(), answer.reasoning.as_str().into());
-    }
-    if !answer.tool_calls.is_empty() {
-        let calls: Vec<Value> = answer
-            .tool_calls
-            .iter()
-            .map(|call| {
-                json!({
-                    "id": call.id,
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": call.arguments},
-                })
-            })
-            .collect();
-        message.insert("tool_calls".into(), calls.into());
-    }
-    Value::Object(message)
+fn input_delta(index: usize, text: &str) -> Value {
+    json!({"tool_calls": [{"index": index, "custom": {"input": text}}]})
+}
+
+/// vLLM's list: an entry for each token of the prompt, none for the first, with alternatives by id.
+pub fn prompt_logprobs(prompt: &[PromptToken]) -> Value {
+    let entry = |bytes: &[u8], logprob: f32, rank: usize| json!({"logprob": finite(logprob), "rank": rank, "decoded_token": String::from_utf8_lossy(bytes)});
+    let of = |token: &PromptToken| {
+        let Some((logprob, rank)) = token.known else { return Value::Null };
+        let mut object = Map::new();
+        for (index, (id, bytes, logprob)) in token.top.iter().enumerate() {
+            object.insert(id.to_string(), entry(bytes, *logprob, index + 1));
+        }
+        object.insert(token.id.to_string(), entry(&token.bytes, logprob, rank as usize));
+        Value::Object(object)
+    };
+    prompt.iter().map(of).collect()
 }
 
 /// OpenAI's log-probability object. A token that is not whole characters shows replacement characters as text and its
@@ -158,7 +211,7 @@ mod tests {
     use crate::answer::{Finish, ToolCall};
 
     fn head() -> Head {
-        Head { id: "chatcmpl-1".into(), created: 5, model: "m".into(), seed: 9 }
+        Head { id: "chatcmpl-1".into(), created: 5, model: "m".into(), seed: 9, custom: vec!["patch".into()] }
     }
 
     #[test]
@@ -177,13 +230,39 @@ mod tests {
         assert_eq!(message["content"], Value::Null);
         assert_eq!(message["tool_calls"][0]["function"]["arguments"], "{\"a\":1}");
         assert_eq!(whole["choices"][0]["finish_reason"], "tool_calls");
-        let start =
-            head().piece(0, &Piece::ToolCall { index: 0, id: "call_1".into(), name: "f".into() }, &[]);
+        let mut custom = CustomCalls::default();
+        let mut piece = |piece: Piece| head().piece(0, &piece, &[], &mut custom).expect("a chunk");
+        let start = piece(Piece::ToolCall { index: 0, id: "call_1".into(), name: "f".into() });
         assert_eq!(start["choices"][0]["delta"]["tool_calls"][0]["index"], 0);
-        let more = head().piece(0, &Piece::ToolArguments { index: 0, fragment: "{".into() }, &[]);
+        let more = piece(Piece::ToolArguments { index: 0, fragment: "{".into() });
         let call = &more["choices"][0]["delta"]["tool_calls"][0];
         assert_eq!(call, &json!({"index": 0, "function": {"arguments": "{"}}));
         assert_eq!(head().closing(0, &answer.outcome)["choices"][0]["finish_reason"], "tool_calls");
+    }
+
+    #[test]
+    fn a_custom_tools_input_is_text_whole_and_in_chunks() {
+        let arguments = "{\"input\":\"a\\n\\u00e9\"}";
+        let calls = vec![ToolCall { id: "call_1".into(), name: "patch".into(), arguments: arguments.into() }];
+        let whole = head().completion(&[Answer { tool_calls: calls, ..Answer::default() }], false);
+        assert_eq!(
+            whole["choices"][0]["message"]["tool_calls"],
+            json!([{"id": "call_1", "type": "custom", "custom": {"name": "patch", "input": "a\n\u{e9}"}}])
+        );
+        let mut custom = CustomCalls::default();
+        let mut text = String::new();
+        let start = Piece::ToolCall { index: 0, id: "call_1".into(), name: "patch".into() };
+        let pieces = arguments.chars().map(|c| Piece::ToolArguments { index: 0, fragment: c.to_string() });
+        let chunks = std::iter::once(start)
+            .chain(pieces)
+            .filter_map(|piece| head().piece(0, &piece, &[], &mut custom));
+        for chunk in chunks.collect::<Vec<_>>() {
+            let call = &chunk["choices"][0]["delta"]["tool_calls"][0];
+            assert_eq!(call.get("function"), None);
+            text.push_str(call["custom"]["input"].as_str().expect("text"));
+        }
+        assert_eq!(text, "a\n\u{e9}");
+        assert_eq!(head().last_input(0, &mut custom), None);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! `/v1/chat/completions`.
 
 pub mod answer;
+pub mod history;
 pub mod request;
 
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use axum::extract::{Request, State};
 use axum::response::{IntoResponse as _, Response};
 use futures_util::{Stream, StreamExt as _, stream};
 
-use self::answer::Head;
+use self::answer::{CustomCalls, Head};
 use super::models::check_name;
 use crate::answer::{Update, Usage};
 use crate::app::{SharedApp, unix_seconds};
@@ -33,6 +34,7 @@ async fn run(app: &SharedApp, request: Request, arrived: Instant) -> Result<Resp
     let with_logprobs = asked.work.logprobs.is_some();
     let generation = Generation::start(app, &loaded, asked.work, arrived).await?;
     let head = Head {
+        custom: asked.custom,
         id: app.new_id("chatcmpl-"),
         created: unix_seconds(),
         model: loaded.facts.name.clone(),
@@ -49,6 +51,7 @@ async fn run(app: &SharedApp, request: Request, arrived: Instant) -> Result<Resp
 /// to the first token count the first chunk.
 fn events(generation: Generation, head: Head, include_usage: bool) -> impl Stream<Item = Event> + Send {
     let mut opened = vec![false; generation.choices()];
+    let mut custom = CustomCalls::default();
     let mut usage = Usage::default();
     let last_head = head.clone();
     generation.flat_map(move |update| {
@@ -61,13 +64,16 @@ fn events(generation: Generation, head: Head, include_usage: bool) -> impl Strea
             }
         };
         match update {
-            Update::Started { .. } => {}
+            Update::Started { .. } | Update::Prompt(_) => {}
             Update::Piece { choice, piece, logprobs } => {
                 open(choice, &mut events);
-                events.push(Event::Data(head.piece(choice, &piece, &logprobs)));
+                if let Some(chunk) = head.piece(choice, &piece, &logprobs, &mut custom) {
+                    events.push(Event::Data(chunk));
+                }
             }
             Update::Finished { choice, outcome } => {
                 open(choice, &mut events);
+                events.extend(head.last_input(choice, &mut custom).map(Event::Data));
                 events.push(Event::Data(head.closing(choice, &outcome)));
                 usage.add_choice(outcome.usage);
             }

@@ -1,8 +1,11 @@
 //! The body of `/v1/chat/completions`.
 
+use std::borrow::Cow;
+
 use serde_json::{Map, Value};
 
-use crate::conversation::{conversation, strength, tool_choice};
+use super::history;
+use crate::conversation::{allow, allowed_tools, conversation, strength, tool_choice};
 use crate::error::ApiError;
 use crate::fields::{Body, Field, Kind};
 use crate::params::{self, SAMPLING_FIELDS, concat, limit_field};
@@ -44,29 +47,30 @@ pub const FORM_FIELDS: &[Field] = &[
     Field::optional("guided_regex", Kind::Text, "a regular expression for the whole answer"),
     Field::optional("guided_choice", Kind::List(&Kind::Text), "the answer is one of these"),
     Field::optional("guided_grammar", Kind::Text, "as grammar"),
+    Field::optional("regex", Kind::Text, "a regular expression, in SGLang's place"),
+    Field::optional("ebnf", Kind::Text, "as grammar, in SGLang's place"),
     Field::optional(
         "structured_outputs",
         Kind::Object(STRUCTURED_OUTPUTS),
-        "the same, in vLLM's newer place",
+        "the same, in vLLM's newer place; it wins over the older one",
     ),
 ];
 
 /// What vLLM takes and is not to be had here; ignoring it would give another answer than the one asked for.
 pub const ABSENT_FIELDS: &[Field] = &[
     Field::refused("use_beam_search", "answers are sampled"),
-    Field::refused("prompt_logprobs", "log-probabilities are given for the answer only"),
     Field::refused("include_stop_str_in_output", "the text ends before a stop string"),
     Field::refused("truncate_prompt_tokens", "a prompt that does not fit is a 400"),
 ];
 
 /// The reasoning strengths of the API.
-pub const EFFORTS: Kind = Kind::OneOf(&["none", "minimal", "low", "medium", "high", "xhigh"]);
+pub const EFFORTS: Kind = Kind::OneOf(&["none", "minimal", "low", "medium", "high", "xhigh", "max"]);
 
 const OWN: &[Field] = &[
     Field::required(
         "messages",
         Kind::List(&Kind::Any),
-        "roles system, developer (the same), user, assistant, tool; content as string, null or text parts; images are a 400",
+        "roles system, developer (the same), user, assistant, tool; content as string, null or text parts; images are a 400, but for a tool's, of which the model is told",
     ),
     Field::optional(
         "model",
@@ -85,17 +89,17 @@ const OWN: &[Field] = &[
         Kind::Object(RESPONSE_FORMAT),
         "holds for the answer, not for reasoning",
     ),
-    Field::optional("tools", Kind::List(&Kind::Any), "type function only"),
+    Field::optional("tools", Kind::List(&Kind::Any), "types function and custom"),
     Field::optional(
         "tool_choice",
         Kind::Either(&[Kind::Text, Kind::Map]),
-        "auto, none, required, or one by name",
+        "auto, none, required, one by name, or allowed_tools",
     ),
     Field::optional("parallel_tool_calls", Kind::Bool, "default true"),
     Field::optional(
         "reasoning_effort",
         EFFORTS,
-        "the model's strength; minimal is low, none answers at once",
+        "the model's strength; minimal is low, max is xhigh, none answers at once",
     ),
     Field::optional(
         "chat_template_kwargs",
@@ -114,7 +118,16 @@ const OWN: &[Field] = &[
     Field::ignored("timings_per_token", "timings come at the end"),
     Field::refused("functions", "use tools"),
     Field::refused("function_call", "use tool_choice"),
-    Field::refused("continue_final_message", "a turn is written from its beginning"),
+    Field::optional(
+        "continue_final_message",
+        Kind::Bool,
+        "goes on from the last message, an assistant's, instead of beginning a turn",
+    ),
+    Field::optional(
+        "prompt_logprobs",
+        Kind::Integer { min: 0, max: 20 },
+        "log-probabilities of the prompt's tokens too, in vLLM's shape; not in a stream",
+    ),
     Field::refused("echo", "the messages are not repeated"),
     Field::refused("audio", "there is no audio output"),
     Field::refused("web_search_options", "there is no web search"),
@@ -140,6 +153,8 @@ pub struct ChatRequest {
     pub stream: bool,
     /// Whether a stream ends with usage.
     pub include_usage: bool,
+    /// Names of the tools whose one input is text.
+    pub custom: Vec<String>,
 }
 
 /// Makes a request of a checked body.
@@ -158,7 +173,8 @@ pub fn parse(body: &Map<String, Value>) -> Result<ChatRequest, ApiError> {
             return Err(ApiError::field("top_logprobs", "'top_logprobs' needs 'logprobs' to be true"));
         }
     };
-    work.form = form(body)?;
+    (work.form, work.places.form) = form(body)?;
+    work.prompt_logprobs = prompt_logprobs(body)?;
     params::check_endings(&work, body.list("tools").is_some_and(|tools| !tools.is_empty()))?;
     let include_usage = body.object("stream_options").and_then(|options| options.flag("include_usage"));
     Ok(ChatRequest {
@@ -166,14 +182,46 @@ pub fn parse(body: &Map<String, Value>) -> Result<ChatRequest, ApiError> {
         model: body.text("model").map(str::to_owned),
         stream: body.flag("stream").unwrap_or(false),
         include_usage: include_usage.unwrap_or(false),
+        custom: history::custom_names(body.list("tools").unwrap_or_default()),
     })
+}
+
+/// How many alternatives of each token of the prompt are wanted, if any.
+pub fn prompt_logprobs(body: Body<'_>) -> Result<Option<u8>, ApiError> {
+    let wanted = body.count("prompt_logprobs").map(|top| top as u8);
+    if wanted.is_some() && body.flag("stream").unwrap_or(false) {
+        return Err(ApiError::unsupported(
+            "prompt_logprobs",
+            "'prompt_logprobs' comes with a whole answer only, not in a stream",
+        ));
+    }
+    Ok(wanted)
 }
 
 /// The conversation of a checked body.
 pub fn read_conversation(body: Body<'_>) -> Result<Conversation, ApiError> {
-    let choice = tool_choice(body.get("tool_choice"))?;
-    let messages = body.list("messages").unwrap_or_default();
-    let mut found = conversation(messages, body.list("tools").unwrap_or_default(), choice)?;
+    let (choice, allowed) = match allowed_tools(body.get("tool_choice"))? {
+        Some((choice, tools)) => (choice, Some(history::names(tools))),
+        None => (tool_choice(body.get("tool_choice"))?, None),
+    };
+    let mut messages: Vec<Value> = body
+        .list("messages")
+        .unwrap_or_default()
+        .iter()
+        .map(history::in_one_shape)
+        .map(Cow::into_owned)
+        .collect();
+    let prefix = if body.flag("continue_final_message").unwrap_or(false) {
+        Some(history::take_beginning(&mut messages)?)
+    } else {
+        None
+    };
+    let tools: Vec<Value> = body.list("tools").unwrap_or_default().iter().map(history::tool).collect();
+    let mut found = conversation(&messages, &tools, choice)?;
+    if let Some(names) = allowed {
+        allow(&mut found, names)?;
+    }
+    found.prefix = prefix;
     found.parallel_calls = body.flag("parallel_tool_calls").unwrap_or(true);
     found.variables = body.object("chat_template_kwargs").map(|kwargs| kwargs.0.clone()).unwrap_or_default();
     found.strength =
@@ -192,8 +240,9 @@ pub fn read_conversation(body: Body<'_>) -> Result<Conversation, ApiError> {
     Ok(found)
 }
 
-/// The form that `response_format` or one of its other spellings asks for; two of them are one too many.
-pub fn form(body: Body<'_>) -> Result<Form, ApiError> {
+/// The form that `response_format` or one of its other spellings asks for, and the spelling. Two of them are one too many,
+/// unless they say the same or are the older and the newer place of one server's.
+pub fn form(body: Body<'_>) -> Result<(Form, String), ApiError> {
     let mut found: Vec<(String, Form)> = Vec::new();
     let format = response_format(body)?;
     if format != Form::Free {
@@ -202,36 +251,54 @@ pub fn form(body: Body<'_>) -> Result<Form, ApiError> {
     let structured = body.object("structured_outputs");
     for (place, path, names) in [
         (Some(body), "", ["json_schema", "", "", "grammar"]),
+        (Some(body), "", ["", "regex", "", "ebnf"]),
         (Some(body), "", ["guided_json", "guided_regex", "guided_choice", "guided_grammar"]),
         (structured, "structured_outputs.", ["json", "regex", "choice", "grammar"]),
     ] {
         let Some(place) = place else { continue };
-        let [schema, regex, choice, grammar] = names;
-        let mut add = |name: &str, form: Form| found.push((format!("{path}{name}"), form));
-        if let Some(value) = place.get(schema) {
-            add(schema, Form::JsonSchema(schema_of(value, &format!("{path}{schema}"))?));
-        }
-        if let Some(pattern) = place.text(regex).filter(|pattern| !pattern.is_empty()) {
-            add(regex, Form::Regex(pattern.to_owned()));
-        }
-        let choices: Vec<String> =
-            place.list(choice).into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect();
-        if !choices.is_empty() {
-            add(choice, Form::Choice(choices));
-        }
-        if let Some(text) = place.text(grammar).filter(|text| !text.trim().is_empty()) {
-            add(grammar, Form::Grammar(text.to_owned()));
-        }
+        spellings(place, path, names, &mut found)?;
     }
     if structured.and_then(|place| place.flag("json_object")) == Some(true) {
         found.push(("structured_outputs.json_object".into(), Form::JsonObject));
     }
-    match found.as_slice() {
-        [(first, _), (second, _), ..] => {
-            Err(ApiError::field(second, format!("'{second}' and '{first}' exclude each other")))
-        }
-        _ => Ok(found.pop().map_or(Form::Free, |(_, form)| form)),
+    let newer = |name: &str| name.starts_with("structured_outputs.");
+    if found.iter().any(|(name, _)| newer(name)) {
+        found.retain(|(name, _)| !name.starts_with("guided_"));
     }
+    let (first, form) = match found.first() {
+        None => return Ok((Form::Free, "response_format".into())),
+        Some(first) => first.clone(),
+    };
+    match found.iter().find(|(_, other)| *other != form) {
+        Some((other, _)) => {
+            Err(ApiError::field(other, format!("'{other}' and '{first}' exclude each other")))
+        }
+        None => Ok((form, first)),
+    }
+}
+
+fn spellings(
+    place: Body<'_>,
+    path: &str,
+    [schema, regex, choice, grammar]: [&str; 4],
+    found: &mut Vec<(String, Form)>,
+) -> Result<(), ApiError> {
+    let mut add = |name: &str, form: Form| found.push((format!("{path}{name}"), form));
+    if let Some(value) = place.get(schema) {
+        add(schema, Form::JsonSchema(schema_of(value, &format!("{path}{schema}"))?));
+    }
+    if let Some(pattern) = place.text(regex).filter(|pattern| !pattern.is_empty()) {
+        add(regex, Form::Regex(pattern.to_owned()));
+    }
+    let choices: Vec<String> =
+        place.list(choice).into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect();
+    if !choices.is_empty() {
+        add(choice, Form::Choice(choices));
+    }
+    if let Some(text) = place.text(grammar).filter(|text| !text.trim().is_empty()) {
+        add(grammar, Form::Grammar(text.to_owned()));
+    }
+    Ok(())
 }
 
 /// A schema, which some clients send as text.
@@ -297,6 +364,7 @@ mod tests {
     fn the_strength_comes_from_any_of_its_names() {
         assert_eq!(strength(json!({})), None);
         assert_eq!(strength(json!({"reasoning_effort": "minimal"})), Some("low".into()));
+        assert_eq!(strength(json!({"reasoning_effort": "max"})), Some("xhigh".into()));
         assert_eq!(
             strength(json!({"chat_template_kwargs": {"reasoning_strength": "xhigh"}})),
             Some("xhigh".into())
@@ -352,6 +420,15 @@ mod tests {
         check(json!({"guided_choice": ["a", "b"]}), Form::Choice(vec!["a".into(), "b".into()]));
         check(json!({"structured_outputs": {"choice": ["a"]}}), Form::Choice(vec!["a".into()]));
         check(json!({"structured_outputs": {"json_object": true}}), Form::JsonObject);
+        check(json!({"regex": "[0-9]{3}"}), Form::Regex("[0-9]{3}".into()));
+        check(json!({"ebnf": "root ::= \"a\""}), Form::Grammar("root ::= \"a\"".into()));
+        // The same twice is once, and of one server's two places the newer one counts.
+        let grammar = "start: \"a\"";
+        let twice = json!({"guided_grammar": grammar, "structured_outputs": {"grammar": grammar}});
+        check(twice, Form::Grammar(grammar.into()));
+        let both = json!({"guided_regex": "a", "structured_outputs": {"grammar": grammar}});
+        check(both, Form::Grammar(grammar.into()));
+        check(json!({"regex": "a", "guided_regex": "a"}), Form::Regex("a".into()));
         check(json!({"grammar": "", "guided_grammar": "start: \"a\""}), Form::Grammar("start: \"a\"".into()));
         let two = json!({"guided_regex": "a", "response_format": {"type": "json_object"}});
         assert_eq!(run(two), Err(Some("guided_regex".into())));
@@ -368,7 +445,7 @@ mod tests {
         assert_eq!(run(json!({"ignore_eos": true, "tools": tools})), Err(Some("ignore_eos".into())));
         assert_eq!(run(json!({"min_tokens": 2, "guided_regex": "a"})), Err(Some("min_tokens".into())));
         for (field, value) in
-            [("use_beam_search", json!(true)), ("prompt_logprobs", json!(1)), ("echo", json!(true))]
+            [("use_beam_search", json!(true)), ("prompt_logprobs", json!(21)), ("echo", json!(true))]
         {
             assert_eq!(run(json!({field: value})), Err(Some(field.into())));
         }

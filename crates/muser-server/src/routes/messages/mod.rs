@@ -1,6 +1,7 @@
 //! `/v1/messages` and `/v1/messages/count_tokens`, in Anthropic's shape.
 
 pub mod answer;
+pub mod blocks;
 pub mod request;
 
 use std::sync::Arc;
@@ -52,7 +53,7 @@ async fn count(app: &SharedApp, request: Request) -> Result<Response, ApiError> 
     let body = read_body(request, &app.config.limits, request::COUNT_FIELDS).await?;
     let body = Body(&body);
     check_name(app, &loaded, body.text("model"))?;
-    let tokens = count_prompt(&loaded, request::parse(body)?.prompt).await?;
+    let tokens = count_prompt(&loaded, request::parse(body)?).await?;
     Ok(Json(json!({"input_tokens": tokens})).into_response())
 }
 
@@ -67,7 +68,7 @@ fn events(generation: Generation, head: Head) -> impl Stream<Item = Event> + Sen
             Update::Piece { piece, .. } => blocks.piece(piece, &mut events),
             Update::Finished { outcome, .. } => blocks.finish(&outcome, &mut events),
             Update::Failed(fault) => events.push(Event::Named("error", fault.body(Dialect::Anthropic))),
-            Update::End => {}
+            Update::Prompt(_) | Update::End => {}
         }
         stream::iter(events)
     })

@@ -5,8 +5,9 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use super::is_empty;
-use crate::answer::{Answer, Finish, Outcome, Piece};
+use crate::answer::{Answer, Finish, Outcome, Piece, TokenLogprob, ToolCall};
 use crate::app::unix_seconds;
+use crate::routes::chat::answer::logprobs;
 
 /// Which route's shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,13 +24,15 @@ pub struct Lines {
     shape: Shape,
     model: String,
     arrived: Instant,
-    call: Option<(String, String)>,
+    call: Option<ToolCall>,
+    /// Calls given out.
+    calls: usize,
 }
 
 impl Lines {
     /// A stream that has said nothing.
     pub fn new(shape: Shape, model: String, arrived: Instant) -> Self {
-        Self { shape, model, arrived, call: None }
+        Self { shape, model, arrived, call: None, calls: 0 }
     }
 
     fn line(&self, content: &str, thinking: &str, calls: &[Value]) -> Value {
@@ -57,23 +60,25 @@ impl Lines {
     }
 
     /// The lines for a piece.
-    pub fn piece(&mut self, piece: Piece, out: &mut Vec<Value>) {
-        if is_empty(&piece) {
+    pub fn piece(&mut self, piece: Piece, tokens: &[TokenLogprob], out: &mut Vec<Value>) {
+        if is_empty(&piece) && tokens.is_empty() {
             return;
         }
         match piece {
             Piece::ToolArguments { fragment, .. } => {
-                if let Some((_, arguments)) = &mut self.call {
-                    arguments.push_str(&fragment);
+                if let Some(call) = &mut self.call {
+                    call.arguments.push_str(&fragment);
                 }
             }
-            Piece::ToolCall { name, .. } => {
+            Piece::ToolCall { id, name, .. } => {
                 self.flush_call(out);
-                self.call = Some((name, String::new()));
+                self.call = Some(ToolCall { id, name, arguments: String::new() });
             }
             Piece::Content(text) => {
                 self.flush_call(out);
-                out.push(self.line(&text, "", &[]));
+                let mut line = self.line(&text, "", &[]);
+                tell(&mut line, tokens);
+                out.push(line);
             }
             Piece::Reasoning(text) => {
                 self.flush_call(out);
@@ -93,8 +98,9 @@ impl Lines {
     /// The whole answer as one object.
     pub fn whole(&mut self, answer: Answer) -> Value {
         let calls: Vec<Value> =
-            answer.tool_calls.iter().map(|made| call(&made.name, &made.arguments)).collect();
+            answer.tool_calls.iter().enumerate().map(|(index, made)| call(index, made)).collect();
         let mut line = self.line(&answer.content, &answer.reasoning, &calls);
+        tell(&mut line, &answer.logprobs);
         self.end(&mut line, &answer.outcome);
         line
     }
@@ -108,8 +114,9 @@ impl Lines {
     }
 
     fn flush_call(&mut self, out: &mut Vec<Value>) {
-        if let Some((name, arguments)) = self.call.take() {
-            out.push(self.line("", "", &[call(&name, &arguments)]));
+        if let Some(made) = self.call.take() {
+            out.push(self.line("", "", &[call(self.calls, &made)]));
+            self.calls += 1;
         }
     }
 
@@ -129,9 +136,16 @@ impl Lines {
     }
 }
 
-fn call(name: &str, arguments: &str) -> Value {
-    let arguments: Value = serde_json::from_str(arguments).unwrap_or_else(|_| json!({}));
-    json!({"function": {"name": name, "arguments": arguments}})
+fn call(index: usize, made: &ToolCall) -> Value {
+    let arguments: Value = serde_json::from_str(&made.arguments).unwrap_or_else(|_| json!({}));
+    json!({"id": made.id, "function": {"index": index, "name": made.name, "arguments": arguments}})
+}
+
+/// Adds log-probabilities, if there are any.
+fn tell(line: &mut Value, tokens: &[TokenLogprob]) {
+    if !tokens.is_empty() {
+        line["logprobs"] = logprobs(tokens)["content"].take();
+    }
 }
 
 /// A time in UTC, such as `2026-08-12T09:30:00Z`.
@@ -165,14 +179,14 @@ mod tests {
     fn calls_are_given_out_whole() {
         let mut lines = Lines::new(Shape::Chat, "m".into(), Instant::now());
         let mut out = Vec::new();
-        lines.piece(Piece::ToolCall { index: 0, id: "call_1".into(), name: "f".into() }, &mut out);
-        lines.piece(Piece::ToolArguments { index: 0, fragment: "{\"a\"".into() }, &mut out);
-        lines.piece(Piece::ToolArguments { index: 0, fragment: ":1}".into() }, &mut out);
+        lines.piece(Piece::ToolCall { index: 0, id: "call_1".into(), name: "f".into() }, &[], &mut out);
+        lines.piece(Piece::ToolArguments { index: 0, fragment: "{\"a\"".into() }, &[], &mut out);
+        lines.piece(Piece::ToolArguments { index: 0, fragment: ":1}".into() }, &[], &mut out);
         assert!(out.is_empty());
         lines.finish(&Answer::default().outcome, &mut out);
         assert_eq!(
             out[0]["message"]["tool_calls"],
-            json!([{"function": {"name": "f", "arguments": {"a": 1}}}])
+            json!([{"id": "call_1", "function": {"index": 0, "name": "f", "arguments": {"a": 1}}}])
         );
         assert_eq!(out[0]["done"], false);
         assert_eq!(out[1]["done"], true);

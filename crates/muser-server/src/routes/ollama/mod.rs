@@ -20,7 +20,7 @@ use futures_util::{StreamExt as _, stream};
 use serde_json::{Value, json};
 
 use self::answer::{Lines, Shape};
-use super::embeddings::{inputs, vectors};
+use super::embeddings::{dimensions, inputs, vectors};
 use super::models::check_name;
 use crate::answer::{Piece, Update};
 use crate::app::{Loaded, ModelFacts, SharedApp};
@@ -69,10 +69,10 @@ async fn run(
     let events = generation.flat_map(move |update| {
         let mut out = Vec::with_capacity(2);
         match update {
-            Update::Piece { piece, .. } => lines.piece(piece, &mut out),
+            Update::Piece { piece, logprobs, .. } => lines.piece(piece, &logprobs, &mut out),
             Update::Finished { outcome, .. } => lines.finish(&outcome, &mut out),
             Update::Failed(fault) => out.push(fault.body(Dialect::Ollama)),
-            Update::Started { .. } | Update::End => {}
+            Update::Started { .. } | Update::Prompt(_) | Update::End => {}
         }
         stream::iter(out.into_iter().map(|line| Ok::<_, Infallible>(Bytes::from(format!("{line}\n")))))
     });
@@ -102,10 +102,11 @@ async fn run_embed(
     let body = Body(&body);
     check_name(app, &loaded, body.text("model"))?;
     if let Some(text) = body.get("prompt") {
-        let (vectors, _) = vectors(&loaded, inputs(Some(text))?).await?;
+        let (vectors, _) = vectors(&loaded, inputs(Some(text))?, None).await?;
         return Ok(Json(json!({"embedding": vectors.first()})).into_response());
     }
-    let (vectors, tokens) = vectors(&loaded, inputs(body.get("input"))?).await?;
+    let dimensions = dimensions(body, &loaded)?;
+    let (vectors, tokens) = vectors(&loaded, inputs(body.get("input"))?, dimensions).await?;
     Ok(Json(json!({
         "model": loaded.facts.name,
         "embeddings": vectors,
@@ -133,9 +134,12 @@ pub async fn running(State(app): State<SharedApp>) -> Response {
     }))
 }
 
+/// The version of Ollama whose interface this is: clients switch features on by it, and refuse to talk to old ones.
+const SPOKEN: &str = "0.13.0";
+
 /// `GET /api/version`.
 pub async fn version() -> Response {
-    Json(json!({"version": env!("CARGO_PKG_VERSION")})).into_response()
+    Json(json!({"version": SPOKEN, "muser": env!("CARGO_PKG_VERSION")})).into_response()
 }
 
 /// `POST /api/show`.

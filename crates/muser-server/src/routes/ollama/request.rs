@@ -3,10 +3,11 @@
 use serde_json::{Map, Value, json};
 
 use super::answer::Shape;
-use crate::conversation::{conversation, strength};
+use crate::conversation::{conversation, strength, unshown};
 use crate::error::ApiError;
 use crate::fields::{Body, Field, INTEGER, Kind};
 use crate::params::{self, NUMBER, SHARE, TEXTS};
+use crate::routes::embeddings::DIMENSIONS;
 use crate::work::{Form, Prompt, ToolChoice, Work};
 
 const OPTIONS: &[Field] = &[
@@ -15,7 +16,7 @@ const OPTIONS: &[Field] = &[
     Field::optional("top_p", SHARE, "default 0.95"),
     Field::optional("top_k", Kind::Integer { min: -1, max: u32::MAX as i64 }, "default 64"),
     Field::optional("min_p", SHARE, "default 0"),
-    Field::optional("seed", INTEGER, ""),
+    Field::optional("seed", Kind::Seed, "drawn when absent or -1"),
     Field::optional("stop", TEXTS, ""),
     Field::optional("presence_penalty", NUMBER, ""),
     Field::optional("frequency_penalty", NUMBER, ""),
@@ -43,6 +44,8 @@ pub const CHAT_FIELDS: &[Field] = &[
     Field::optional("options", Kind::Object(OPTIONS), ""),
     Field::optional("stream", Kind::Bool, "default true"),
     Field::optional("think", THINK, "false answers at once; low, medium or high is the strength"),
+    Field::optional("logprobs", Kind::Bool, "log-probabilities of the answer's tokens"),
+    Field::optional("top_logprobs", Kind::Integer { min: 0, max: 20 }, "alternatives per token"),
     Field::ignored("keep_alive", "the model stays loaded"),
 ];
 
@@ -60,6 +63,8 @@ pub const GENERATE_FIELDS: &[Field] = &[
     Field::optional("options", Kind::Object(OPTIONS), ""),
     Field::optional("stream", Kind::Bool, "default true"),
     Field::optional("think", THINK, ""),
+    Field::optional("logprobs", Kind::Bool, "log-probabilities of the answer's tokens"),
+    Field::optional("top_logprobs", Kind::Integer { min: 0, max: 20 }, "alternatives per token"),
     Field::ignored("keep_alive", "the model stays loaded"),
     Field::ignored("context", "send the conversation to /api/chat"),
     Field::refused("suffix", "the model was not trained to fill gaps"),
@@ -81,7 +86,7 @@ pub const EMBED_FIELDS: &[Field] = &[
     Field::ignored("truncate", "a text that does not fit is a 400"),
     Field::ignored("options", ""),
     Field::ignored("keep_alive", "the model stays loaded"),
-    Field::refused("dimensions", "vectors have the model's width"),
+    Field::optional("dimensions", DIMENSIONS, "the first so many values, scaled to unit length again"),
 ];
 
 /// The fields of `/api/embeddings`.
@@ -109,7 +114,14 @@ pub fn chat(body: Body<'_>) -> Result<Work, ApiError> {
     let mut messages = Vec::with_capacity(list.len());
     for (index, message) in list.iter().enumerate() {
         let mut message: Map<String, Value> = message.as_object().cloned().unwrap_or_default();
-        if message.shift_remove("images").is_some_and(|images| images != json!([]) && !images.is_null()) {
+        let images =
+            message.shift_remove("images").filter(|images| *images != json!([]) && !images.is_null());
+        if images.is_some() && message.get("role").is_some_and(|role| role == "tool") {
+            // As on the other routes: what a tool gave back is not the user's doing.
+            let text = message.get("content").and_then(Value::as_str).unwrap_or_default();
+            let told = format!("{text}\n{}", unshown("image"));
+            message.insert("content".into(), told.trim_start().into());
+        } else if images.is_some() {
             return Err(ApiError::unsupported(
                 format!("messages[{index}].images"),
                 "Images are not supported by the loaded model",
@@ -130,6 +142,7 @@ pub fn generate(body: Body<'_>) -> Result<Work, ApiError> {
     let prompt = body.text("prompt").unwrap_or_default();
     if body.flag("raw").unwrap_or(false) {
         let mut work = Work::new(Prompt::Text(prompt.to_owned()));
+        work.places.prompt = "prompt";
         options(body, &mut work)?;
         return Ok(work);
     }
@@ -160,6 +173,12 @@ fn options(body: Body<'_>, work: &mut Work) -> Result<(), ApiError> {
         work.stops = params::stops(options, "stop").map_err(|fault| fault.under("options"))?;
         work.max_tokens = options.count("num_predict");
     }
+    let top = body.count("top_logprobs").map(|top| top as u8);
+    work.logprobs = match body.flag("logprobs") {
+        Some(true) => Some(top.unwrap_or(0)),
+        _ => top.filter(|top| *top > 0),
+    };
+    work.places.form = "format".into();
     work.form = match body.get("format") {
         None => Form::Free,
         Some(Value::String(word)) if word.is_empty() => Form::Free,

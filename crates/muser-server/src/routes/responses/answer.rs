@@ -1,11 +1,18 @@
 //! Answers of `/v1/responses`, whole and as events.
 //!
-//! A turn is a list of output items: reasoning, a message, function calls. [`Items`] keeps the one item that is open,
-//! numbers every event, and remembers what it said, so that the last event can repeat all of it.
+//! A turn is a list of output items: reasoning, a message, calls. [`Items`] keeps the one item that is open, numbers every
+//! event, and remembers what it said, so that the last event can repeat all of it.
 
-use serde_json::{Value, json};
+use std::sync::Arc;
 
-use crate::answer::{Answer, Finish, Outcome, Piece, Usage};
+use serde_json::{Map, Value, json};
+
+use super::history::encoded;
+use super::request::Shows;
+use super::tools::{Called, Toolbox};
+use crate::answer::{Answer, Finish, Outcome, Piece, TokenLogprob, Usage};
+use crate::custom_tools::InputText;
+use crate::routes::chat::answer::logprobs;
 use crate::sse::Event;
 
 /// What is the same in all parts of one answer.
@@ -19,6 +26,12 @@ pub struct Head {
     pub model: String,
     /// Fields of the request that the response repeats.
     pub request: Value,
+    /// What the called tools are to the client.
+    pub tools: Arc<Toolbox>,
+    /// What the answer shows.
+    pub shows: Shows,
+    /// Whether the response is kept.
+    pub store: bool,
 }
 
 impl Head {
@@ -42,15 +55,16 @@ impl Head {
             "model": self.model,
             "output": output,
             "parallel_tool_calls": asked("parallel_tool_calls", true.into()),
-            "previous_response_id": null,
+            "previous_response_id": asked("previous_response_id", Value::Null),
             "reasoning": asked("reasoning", json!({"effort": null, "summary": null})),
-            "store": false,
+            "store": self.store,
             "temperature": asked("temperature", 1.0.into()),
             "text": asked("text", json!({"format": {"type": "text"}})),
             "tool_choice": asked("tool_choice", "auto".into()),
             "tools": asked("tools", json!([])),
+            "top_logprobs": asked("top_logprobs", 0.into()),
             "top_p": asked("top_p", 0.95.into()),
-            "truncation": "disabled",
+            "truncation": asked("truncation", "disabled".into()),
             "usage": outcome.map(|outcome| usage(outcome.usage)),
         })
     }
@@ -60,18 +74,18 @@ impl Head {
         let mut items = Items::new(self.clone());
         let mut events = Vec::new();
         if !answer.reasoning.is_empty() {
-            items.piece(Piece::Reasoning(answer.reasoning.clone()), &mut events);
+            items.piece(Piece::Reasoning(answer.reasoning.clone()), &[], &mut events);
         }
         if !answer.content.is_empty() || answer.tool_calls.is_empty() {
-            items.piece(Piece::Content(answer.content.clone()), &mut events);
+            items.piece(Piece::Content(answer.content.clone()), &answer.logprobs, &mut events);
         }
         for (index, call) in answer.tool_calls.iter().enumerate() {
             let (id, name) = (call.id.clone(), call.name.clone());
-            items.piece(Piece::ToolCall { index, id, name }, &mut events);
-            items.piece(Piece::ToolArguments { index, fragment: call.arguments.clone() }, &mut events);
+            items.piece(Piece::ToolCall { index, id, name }, &[], &mut events);
+            let fragment = call.arguments.clone();
+            items.piece(Piece::ToolArguments { index, fragment }, &[], &mut events);
         }
-        items.close("completed", &mut events);
-        self.response(status(&answer.outcome.finish), &items.done, Some(&answer.outcome))
+        items.finish(&answer.outcome, &mut events)
     }
 }
 
@@ -82,7 +96,8 @@ fn status(finish: &Finish) -> &'static str {
     }
 }
 
-fn usage(usage: Usage) -> Value {
+/// The usage object.
+pub fn usage(usage: Usage) -> Value {
     json!({
         "input_tokens": usage.prompt,
         "input_tokens_details": {"cached_tokens": usage.cached},
@@ -96,7 +111,7 @@ fn usage(usage: Usage) -> Value {
 enum Kind {
     Reasoning,
     Message,
-    Call { index: usize, call_id: String, name: String },
+    Call { index: usize, call_id: String, called: Called },
 }
 
 #[derive(Debug)]
@@ -104,28 +119,55 @@ struct Open {
     kind: Kind,
     id: String,
     text: String,
+    /// Takes the text out of the arguments of a custom tool.
+    input: InputText,
+    logprobs: Vec<Value>,
 }
 
 impl Open {
     /// The item as it is now.
-    fn item(&self, status: &str) -> Value {
+    fn item(&self, status: &str, shows: Shows) -> Value {
         match &self.kind {
             Kind::Reasoning => {
-                let content: &[Value] = &[json!({"type": "reasoning_text", "text": self.text})];
-                let content = if self.text.is_empty() { &[] } else { content };
-                json!({"id": self.id, "type": "reasoning", "status": status, "summary": [], "content": content})
+                let parts = |kind: &str| {
+                    let part = json!({"type": kind, "text": self.text});
+                    if self.text.is_empty() { json!([]) } else { json!([part]) }
+                };
+                let summary = if shows.summary { parts("summary_text") } else { json!([]) };
+                let mut item = json!({
+                    "id": self.id, "type": "reasoning", "status": status, "summary": summary,
+                    "content": parts("reasoning_text"),
+                });
+                if shows.encrypted {
+                    item["encrypted_content"] = encoded(&self.text).into();
+                }
+                item
             }
             Kind::Message => {
-                let part =
-                    json!({"type": "output_text", "text": self.text, "annotations": [], "logprobs": []});
+                let part = self.text_part();
                 let content = if status == "in_progress" { json!([]) } else { json!([part]) };
                 json!({"id": self.id, "type": "message", "status": status, "role": "assistant", "content": content})
             }
-            Kind::Call { call_id, name, .. } => json!({
-                "id": self.id, "type": "function_call", "status": status,
-                "call_id": call_id, "name": name, "arguments": self.text,
-            }),
+            Kind::Call { call_id, called, .. } => {
+                let (kind, key) = if called.custom {
+                    ("custom_tool_call", "input")
+                } else {
+                    ("function_call", "arguments")
+                };
+                let mut item = json!({
+                    "id": self.id, "type": kind, "status": status, "call_id": call_id, "name": called.name,
+                    key: self.text,
+                });
+                if let Some(namespace) = &called.namespace {
+                    item["namespace"] = namespace.as_str().into();
+                }
+                item
+            }
         }
+    }
+
+    fn text_part(&self) -> Value {
+        json!({"type": "output_text", "text": self.text, "annotations": [], "logprobs": self.logprobs})
     }
 }
 
@@ -151,6 +193,17 @@ impl Items {
         events.push(Event::Named(name, payload));
     }
 
+    /// Says something about the item that is open.
+    fn say_of(&mut self, id: &str, name: &'static str, payload: Value, events: &mut Vec<Event>) {
+        let mut fields = Map::new();
+        fields.insert("item_id".into(), id.into());
+        fields.insert("output_index".into(), self.done.len().into());
+        if let Value::Object(payload) = payload {
+            fields.extend(payload);
+        }
+        self.say(name, fields.into(), events);
+    }
+
     /// The events that open the stream.
     pub fn start(&mut self, events: &mut Vec<Event>) {
         let response = self.head.response("in_progress", &[], None);
@@ -159,27 +212,56 @@ impl Items {
     }
 
     /// The events for a piece.
-    pub fn piece(&mut self, piece: Piece, events: &mut Vec<Event>) {
+    pub fn piece(&mut self, piece: Piece, tokens: &[TokenLogprob], events: &mut Vec<Event>) {
         match piece {
             Piece::Reasoning(text) => {
                 self.enter(Kind::Reasoning, events);
-                self.delta("response.reasoning_text.delta", &text, events);
+                self.delta("response.reasoning_text.delta", &text, json!({"content_index": 0}), events);
+                if self.head.shows.summary
+                    && let Some(id) = self.open.as_ref().map(|open| open.id.clone())
+                {
+                    let payload = json!({"summary_index": 0, "delta": text});
+                    self.say_of(&id, "response.reasoning_summary_text.delta", payload, events);
+                }
             }
             Piece::Content(text) => {
+                // Nothing is begun for tokens without text.
+                if text.is_empty()
+                    && self.open.as_ref().is_none_or(|open| open.kind != Kind::Message)
+                    && !tokens.is_empty()
+                {
+                    return;
+                }
                 self.enter(Kind::Message, events);
-                self.delta("response.output_text.delta", &text, events);
+                let told = if self.head.shows.logprobs { told(tokens) } else { Vec::new() };
+                if let Some(open) = &mut self.open {
+                    open.logprobs.extend(told.iter().cloned());
+                }
+                let more = json!({"content_index": 0, "logprobs": told});
+                self.delta("response.output_text.delta", &text, more, events);
             }
             Piece::ToolCall { index, id, name } => {
-                self.enter(Kind::Call { index, call_id: id, name }, events);
+                let called = self.head.tools.called(&name);
+                self.enter(Kind::Call { index, call_id: id, called }, events);
             }
-            Piece::ToolArguments { fragment, .. } => {
-                self.delta("response.function_call_arguments.delta", &fragment, events);
-            }
+            Piece::ToolArguments { fragment, .. } => self.arguments(&fragment, events),
         }
     }
 
-    /// The events that end the stream.
-    pub fn finish(&mut self, outcome: &Outcome, events: &mut Vec<Event>) {
+    fn arguments(&mut self, fragment: &str, events: &mut Vec<Event>) {
+        match &mut self.open {
+            Some(Open { kind: Kind::Call { called, .. }, input, .. }) if called.custom => {
+                let text = input.push(fragment);
+                if !text.is_empty() {
+                    self.delta("response.custom_tool_call_input.delta", &text, json!({}), events);
+                }
+            }
+            _ => self.delta("response.function_call_arguments.delta", fragment, json!({}), events),
+        }
+    }
+
+    /// The events that end the stream, and the response.
+    pub fn finish(&mut self, outcome: &Outcome, events: &mut Vec<Event>) -> Value {
         let status = status(&outcome.finish);
         if self.open.is_none() && self.done.is_empty() {
             self.enter(Kind::Message, events);
@@ -188,6 +270,7 @@ impl Items {
         let response = self.head.response(status, &self.done, Some(outcome));
         let name = if status == "completed" { "response.completed" } else { "response.incomplete" };
         self.say(name, json!({"response": response}), events);
+        response
     }
 
     /// The event for a fault of the server.
@@ -202,88 +285,96 @@ impl Items {
             return;
         }
         self.close("completed", events);
-        let prefix = match kind {
+        let prefix = match &kind {
             Kind::Reasoning => "rs",
             Kind::Message => "msg",
+            Kind::Call { called, .. } if called.custom => "ctc",
             Kind::Call { .. } => "fc",
         };
         let output_index = self.done.len();
         // Unique within the response, whose own id is unique.
         let id = format!("{prefix}_{}_{output_index}", self.head.id.trim_start_matches("resp_"));
-        let open = Open { kind, id, text: String::new() };
-        let payload = json!({"output_index": output_index, "item": open.item("in_progress")});
+        let open = Open {
+            kind,
+            id: id.clone(),
+            text: String::new(),
+            input: InputText::default(),
+            logprobs: Vec::new(),
+        };
+        let payload =
+            json!({"output_index": output_index, "item": open.item("in_progress", self.head.shows)});
         let part = match open.kind {
             Kind::Reasoning => Some(json!({"type": "reasoning_text", "text": ""})),
-            Kind::Message => {
-                Some(json!({"type": "output_text", "text": "", "annotations": [], "logprobs": []}))
-            }
+            Kind::Message => Some(open.text_part()),
             Kind::Call { .. } => None,
         };
-        let item_id = open.id.clone();
+        let summed_up = open.kind == Kind::Reasoning && self.head.shows.summary;
         self.open = Some(open);
         self.say("response.output_item.added", payload, events);
         if let Some(part) = part {
-            let payload =
-                json!({"item_id": item_id, "output_index": output_index, "content_index": 0, "part": part});
-            self.say("response.content_part.added", payload, events);
+            let payload = json!({"content_index": 0, "part": part});
+            self.say_of(&id, "response.content_part.added", payload, events);
+        }
+        if summed_up {
+            let payload = json!({"summary_index": 0, "part": {"type": "summary_text", "text": ""}});
+            self.say_of(&id, "response.reasoning_summary_part.added", payload, events);
         }
     }
 
-    fn delta(&mut self, name: &'static str, text: &str, events: &mut Vec<Event>) {
-        let output_index = self.done.len();
+    fn delta(&mut self, name: &'static str, text: &str, mut more: Value, events: &mut Vec<Event>) {
         let Some(open) = &mut self.open else { return };
         open.text.push_str(text);
-        let mut payload = json!({"item_id": open.id, "output_index": output_index, "delta": text});
-        if !matches!(open.kind, Kind::Call { .. }) {
-            payload["content_index"] = 0.into();
-        }
-        if open.kind == Kind::Message {
-            payload["logprobs"] = json!([]);
-        }
-        self.say(name, payload, events);
+        let id = open.id.clone();
+        more["delta"] = text.into();
+        self.say_of(&id, name, more, events);
     }
 
     fn close(&mut self, status: &str, events: &mut Vec<Event>) {
+        let rest = self.open.as_mut().map(|open| open.input.finish()).unwrap_or_default();
+        if !rest.is_empty() {
+            self.delta("response.custom_tool_call_input.delta", &rest, json!({}), events);
+        }
         let Some(open) = self.open.take() else { return };
+        let (id, text) = (open.id.as_str(), open.text.as_str());
         let output_index = self.done.len();
-        let place = json!({"item_id": open.id, "output_index": output_index});
-        let with = |pairs: Value| {
-            let mut payload = place.clone();
-            if let (Some(payload), Value::Object(pairs)) = (payload.as_object_mut(), pairs) {
-                payload.extend(pairs);
-            }
-            payload
-        };
         match &open.kind {
             Kind::Reasoning => {
-                let done = with(json!({"content_index": 0, "text": open.text}));
-                self.say("response.reasoning_text.done", done, events);
-                let part = json!({"type": "reasoning_text", "text": open.text});
-                self.say(
-                    "response.content_part.done",
-                    with(json!({"content_index": 0, "part": part})),
-                    events,
-                );
+                let done = json!({"content_index": 0, "text": text});
+                self.say_of(id, "response.reasoning_text.done", done, events);
+                let part = json!({"content_index": 0, "part": {"type": "reasoning_text", "text": text}});
+                self.say_of(id, "response.content_part.done", part, events);
+                if self.head.shows.summary {
+                    let done = json!({"summary_index": 0, "text": text});
+                    self.say_of(id, "response.reasoning_summary_text.done", done, events);
+                    let part = json!({"summary_index": 0, "part": {"type": "summary_text", "text": text}});
+                    self.say_of(id, "response.reasoning_summary_part.done", part, events);
+                }
             }
             Kind::Message => {
-                let done = with(json!({"content_index": 0, "text": open.text, "logprobs": []}));
-                self.say("response.output_text.done", done, events);
-                let part =
-                    json!({"type": "output_text", "text": open.text, "annotations": [], "logprobs": []});
-                self.say(
-                    "response.content_part.done",
-                    with(json!({"content_index": 0, "part": part})),
-                    events,
-                );
+                let done = json!({"content_index": 0, "text": text, "logprobs": open.logprobs});
+                self.say_of(id, "response.output_text.done", done, events);
+                let part = json!({"content_index": 0, "part": open.text_part()});
+                self.say_of(id, "response.content_part.done", part, events);
             }
-            Kind::Call { name, .. } => {
-                let done = with(json!({"arguments": open.text, "name": name}));
-                self.say("response.function_call_arguments.done", done, events);
+            Kind::Call { called, .. } if called.custom => {
+                self.say_of(id, "response.custom_tool_call_input.done", json!({"input": text}), events);
+            }
+            Kind::Call { called, .. } => {
+                let done = json!({"arguments": text, "name": called.name});
+                self.say_of(id, "response.function_call_arguments.done", done, events);
             }
         }
-        let item = open.item(status);
+        let item = open.item(status, self.head.shows);
         self.say("response.output_item.done", json!({"output_index": output_index, "item": item}), events);
         self.done.push(item);
+    }
+}
+
+/// The entries of tokens, as chat completions have them.
+fn told(tokens: &[TokenLogprob]) -> Vec<Value> {
+    match logprobs(tokens)["content"].take() {
+        Value::Array(entries) => entries,
+        _ => Vec::new(),
     }
 }
 
@@ -292,7 +383,19 @@ mod tests {
     use super::*;
 
     fn head() -> Head {
-        Head { id: "resp_1".into(), created: 5, model: "m".into(), request: json!({"metadata": {"a": "b"}}) }
+        let tools = json!([
+            {"type": "custom", "name": "patch"},
+            {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "g"}]},
+        ]);
+        Head {
+            id: "resp_1".into(),
+            created: 5,
+            model: "m".into(),
+            request: json!({"metadata": {"a": "b"}}),
+            tools: Arc::new(Toolbox::of(tools.as_array().expect("list")).expect("valid")),
+            shows: Shows::default(),
+            store: true,
+        }
     }
 
     #[test]
@@ -300,10 +403,10 @@ mod tests {
         let mut items = Items::new(head());
         let mut events = Vec::new();
         items.start(&mut events);
-        items.piece(Piece::Content("a".into()), &mut events);
-        items.piece(Piece::Content("b".into()), &mut events);
-        items.piece(Piece::ToolCall { index: 0, id: "call_1".into(), name: "f".into() }, &mut events);
-        items.piece(Piece::ToolArguments { index: 0, fragment: "{}".into() }, &mut events);
+        items.piece(Piece::Content("a".into()), &[], &mut events);
+        items.piece(Piece::Content("b".into()), &[], &mut events);
+        items.piece(Piece::ToolCall { index: 0, id: "call_1".into(), name: "f".into() }, &[], &mut events);
+        items.piece(Piece::ToolArguments { index: 0, fragment: "{}".into() }, &[], &mut events);
         let mut outcome = Answer::default().outcome;
         outcome.finish = Finish::ToolCalls;
         items.finish(&outcome, &mut events);
@@ -346,5 +449,95 @@ mod tests {
         assert_eq!(whole["output"][1]["content"][0]["text"], "a");
         assert_eq!(whole["status"], "completed");
         assert_eq!(whole["metadata"], json!({"a": "b"}));
+    }
+    fn played(head: Head, pieces: Vec<Piece>, finish: Finish) -> (Vec<(String, Value)>, Value) {
+        let mut items = Items::new(head);
+        let mut events = Vec::new();
+        pieces.into_iter().for_each(|piece| items.piece(piece, &[], &mut events));
+        let mut outcome = Answer::default().outcome;
+        outcome.finish = finish;
+        let response = items.finish(&outcome, &mut events);
+        let named = events.into_iter().map(|event| match event {
+            Event::Named(name, payload) => (name.to_owned(), payload),
+            other => panic!("{other:?}"),
+        });
+        (named.collect(), response)
+    }
+
+    #[test]
+    fn calls_come_back_as_the_client_knows_their_tools() {
+        let call = |index: usize, name: &str| Piece::ToolCall {
+            index,
+            id: format!("call_{index}"),
+            name: name.into(),
+        };
+        let more = |index: usize, text: &str| Piece::ToolArguments { index, fragment: text.into() };
+        let pieces = vec![
+            call(0, "patch"),
+            more(0, "{\"input\":\"*** B"),
+            more(0, "egin\\n\""),
+            more(0, "}"),
+            call(1, "n.g"),
+            more(1, "{\"a\":1}"),
+        ];
+        let (events, response) = played(head(), pieces, Finish::ToolCalls);
+        let of = |name: &str| {
+            events
+                .iter()
+                .filter(|(event, _)| event == name)
+                .map(|(_, payload)| payload.clone())
+                .collect::<Vec<_>>()
+        };
+        let deltas: String = of("response.custom_tool_call_input.delta")
+            .iter()
+            .filter_map(|event| event["delta"].as_str())
+            .collect();
+        assert_eq!(deltas, "*** Begin\n");
+        assert_eq!(of("response.custom_tool_call_input.done")[0]["input"], "*** Begin\n");
+        assert_eq!(of("response.function_call_arguments.delta").len(), 1);
+        let output = &response["output"];
+        assert_eq!(output[0]["type"], "custom_tool_call");
+        assert_eq!((&output[0]["name"], &output[0]["input"]), (&json!("patch"), &json!("*** Begin\n")));
+        assert_eq!(output[0].get("arguments"), None);
+        assert_eq!((&output[1]["name"], &output[1]["namespace"]), (&json!("g"), &json!("n")));
+        assert_eq!(output[1]["arguments"], "{\"a\":1}");
+    }
+
+    #[test]
+    fn a_summary_and_the_encoded_text_are_given_when_asked_for() {
+        let shows = Shows { summary: true, encrypted: true, logprobs: false };
+        let pieces =
+            vec![Piece::Reasoning("H".into()), Piece::Reasoning("m".into()), Piece::Content("a".into())];
+        let (events, response) = played(Head { shows, ..head() }, pieces, Finish::Stop);
+        let names: Vec<&str> =
+            events.iter().map(|(name, _)| name.as_str()).filter(|name| name.contains("summary")).collect();
+        assert_eq!(
+            names,
+            [
+                "response.reasoning_summary_part.added",
+                "response.reasoning_summary_text.delta",
+                "response.reasoning_summary_text.delta",
+                "response.reasoning_summary_text.done",
+                "response.reasoning_summary_part.done",
+            ]
+        );
+        let item = &response["output"][0];
+        assert_eq!(item["summary"], json!([{"type": "summary_text", "text": "Hm"}]));
+        assert_eq!(item["content"][0]["text"], "Hm");
+        assert_eq!(item["encrypted_content"], encoded("Hm"));
+    }
+
+    #[test]
+    fn what_was_cut_is_said_to_be_incomplete() {
+        let call = vec![
+            Piece::ToolCall { index: 0, id: "call_0".into(), name: "f".into() },
+            Piece::ToolArguments { index: 0, fragment: "{\"a".into() },
+        ];
+        for pieces in [call, vec![Piece::Content("a".into())], vec![Piece::Reasoning("a".into())]] {
+            let (events, response) = played(head(), pieces, Finish::Length);
+            assert_eq!(response["status"], "incomplete");
+            assert_eq!(response["output"][0]["status"], "incomplete");
+            assert_eq!(events.last().map(|(name, _)| name.as_str()), Some("response.incomplete"));
+        }
     }
 }

@@ -1,20 +1,23 @@
-//! The body of `/v1/responses`: a list of items instead of messages.
-//!
-//! The route keeps nothing, so a reference to an earlier response is a 400: dropping it silently would answer without
-//! the history that the client counts on.
+//! The body of `/v1/responses`: a list of items instead of messages, perhaps after a response that was kept.
 
-use serde_json::{Map, Value, json};
+use std::sync::Arc;
 
-use crate::conversation::{conversation, strength, tool_choice};
+use serde_json::{Value, json};
+
+use super::history::{self, History};
+use super::store::{Kept, Owner, Responses};
+use super::tools::Toolbox;
+use crate::conversation::{allow, conversation, strength};
 use crate::error::ApiError;
 use crate::fields::{Body, Field, Kind};
 use crate::params::{self, SAMPLING_FIELDS, concat, limit_field};
+use crate::places::Places;
 use crate::work::{Conversation, Form, Prompt, Work};
 
 const REASONING: &[Field] = &[
-    Field::optional("effort", Kind::Text, "none, minimal, low, medium, high or xhigh"),
-    Field::ignored("summary", "the reasoning itself is given"),
-    Field::ignored("generate_summary", ""),
+    Field::optional("effort", Kind::Text, "none, minimal, low, medium, high, xhigh or max"),
+    Field::optional("summary", Kind::Text, "any: the reasoning is given as a summary too"),
+    Field::optional("generate_summary", Kind::Text, "the same, in the older spelling"),
 ];
 
 const FORMAT: &[Field] = &[
@@ -31,10 +34,10 @@ const TEXT: &[Field] = &[
 ];
 
 const OWN: &[Field] = &[
-    Field::required(
+    Field::optional(
         "input",
         Kind::Either(&[Kind::Text, Kind::List(&Kind::Map)]),
-        "text or items; items need neither type nor id",
+        "needed; text or items; items need neither type nor id",
     ),
     Field::optional("instructions", Kind::Text, "a system message before all others"),
     Field::optional(
@@ -44,29 +47,54 @@ const OWN: &[Field] = &[
     ),
     Field::optional("stream", Kind::Bool, ""),
     limit_field("max_output_tokens", "reasoning included"),
-    Field::optional("tools", Kind::List(&Kind::Map), "type function only"),
+    Field::optional(
+        "tools",
+        Kind::List(&Kind::Map),
+        "types function, custom and namespace; those of other types are left out",
+    ),
     Field::optional(
         "tool_choice",
         Kind::Either(&[Kind::Text, Kind::Map]),
-        "auto, none, required, or one by name",
+        "auto, none, required, one by name, or allowed_tools",
     ),
     Field::optional("parallel_tool_calls", Kind::Bool, "default true"),
     Field::optional("reasoning", Kind::Object(REASONING), ""),
     Field::optional("text", Kind::Object(TEXT), ""),
     Field::optional("metadata", Kind::Map, "given back"),
-    Field::ignored("store", "nothing is stored"),
-    Field::ignored("include", ""),
+    Field::optional(
+        "store",
+        Kind::Bool,
+        "default true: kept in memory, among the last 1024 and 64 MiB, for this key alone",
+    ),
+    Field::optional(
+        "previous_response_id",
+        Kind::Text,
+        "goes on from a response that was kept; its instructions are not taken over",
+    ),
+    Field::optional(
+        "include",
+        Kind::List(&Kind::Text),
+        "reasoning.encrypted_content (encoded, not secret) and message.output_text.logprobs; others have no effect",
+    ),
+    Field::optional(
+        "top_logprobs",
+        Kind::Integer { min: 0, max: 20 },
+        "log-probabilities of the answer's tokens",
+    ),
+    Field::optional(
+        "truncation",
+        Kind::OneOf(&["auto", "disabled"]),
+        "auto: of input that does not fit the oldest turns are left out; else it is a 400",
+    ),
     Field::ignored("user", "not kept"),
-    Field::ignored("truncation", "input that does not fit is a 400"),
     Field::ignored("service_tier", "there is one"),
     Field::ignored("prompt_cache_key", "prefixes are found by content"),
     Field::ignored("prompt_cache_retention", ""),
     Field::ignored("safety_identifier", "not kept"),
     Field::ignored("stream_options", ""),
-    Field::ignored("top_logprobs", ""),
+    Field::ignored("max_tool_calls", "tools are called by the client"),
     Field::ignored("client_metadata", "not kept"),
-    Field::refused("previous_response_id", "nothing is stored; send the whole history"),
-    Field::refused("conversation", "nothing is stored; send the whole history"),
+    Field::refused("conversation", "use previous_response_id, or send the whole history"),
     Field::refused("background", "answers come while the connection is open"),
     Field::refused("prompt", "there are no stored prompts"),
 ];
@@ -75,12 +103,136 @@ const FIELD_TABLE: [Field; OWN.len() + SAMPLING_FIELDS.len()] = concat(OWN, SAMP
 /// The fields.
 pub const FIELDS: &[Field] = &FIELD_TABLE;
 
-/// A generation from a checked body.
-pub fn parse(body: Body<'_>) -> Result<Work, ApiError> {
-    let mut work = Work::new(Prompt::Chat(read_conversation(body)?));
+/// A valid request.
+#[derive(Debug)]
+pub struct Asked {
+    /// The generation.
+    pub work: Work,
+    /// What the tools are to the client.
+    pub tools: Toolbox,
+    /// The items of the input, references resolved, each with an id.
+    pub input: Vec<Value>,
+    /// The response that it goes on from.
+    pub before: Option<Arc<Kept>>,
+    /// Whether to keep the response.
+    pub store: bool,
+    /// Whether to leave out old turns of what does not fit.
+    pub shorten: bool,
+    /// What the answer is to show.
+    pub shows: Shows,
+}
+
+/// What an answer shows beside the text.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Shows {
+    /// Reasoning as a summary too.
+    pub summary: bool,
+    /// Reasoning encoded, for clients that keep nothing else of it.
+    pub encrypted: bool,
+    /// Log-probabilities.
+    pub logprobs: bool,
+}
+
+/// A request from a checked body.
+pub fn parse(body: Body<'_>, store: &Responses, owner: Owner) -> Result<Asked, ApiError> {
+    let before = body.text("previous_response_id").filter(|id| !id.is_empty());
+    let before = before.map(|id| store.get(owner, id).ok_or_else(|| no_previous(id))).transpose()?;
+    let tools = Toolbox::of(body.list("tools").unwrap_or_default())?;
+    let input = items(body, store, owner)?;
+    let mut history = History::default();
+    if let Some(text) = body.text("instructions").filter(|text| !text.is_empty()) {
+        history.system(text, "instructions");
+    }
+    for item in before.iter().flat_map(|kept| kept.items()) {
+        history.item(&item, "previous_response_id", &tools)?;
+    }
+    for (index, item) in input.iter().enumerate() {
+        history.item(item, &format!("input[{index}]"), &tools)?;
+    }
+    if history.messages.is_empty() {
+        return Err(ApiError::field(
+            "input",
+            "'input' must hold at least one item that can be shown to the model",
+        ));
+    }
+    let History { messages, places } = history;
+    let places = Places {
+        prompt: "input",
+        messages: places,
+        tools: tools.places.clone(),
+        schema: Some("parameters"),
+        form: "text.format.schema".into(),
+    };
+    let conversation = read_conversation(body, &messages, &tools).map_err(|fault| places.locate(fault))?;
+    let mut work = Work::new(Prompt::Chat(conversation));
+    work.places = places;
+    read_parameters(body, &mut work)?;
+    params::check_endings(&work, !tools.functions.is_empty())?;
+    let includes = |what: &str| body.list("include").unwrap_or_default().iter().any(|item| item == what);
+    let reasoning = body.object("reasoning");
+    let summary =
+        |name: &str| reasoning.and_then(|reasoning| reasoning.text(name)).is_some_and(|word| word != "none");
+    let top_logprobs = body.count("top_logprobs").unwrap_or(0);
+    let logprobs = top_logprobs > 0 || includes("message.output_text.logprobs");
+    work.logprobs = logprobs.then_some(top_logprobs as u8);
+    Ok(Asked {
+        work,
+        tools,
+        input,
+        before,
+        store: body.flag("store").unwrap_or(true),
+        shorten: body.text("truncation") == Some("auto"),
+        shows: Shows {
+            summary: summary("summary") || summary("generate_summary"),
+            encrypted: includes("reasoning.encrypted_content"),
+            logprobs,
+        },
+    })
+}
+
+fn no_previous(id: &str) -> ApiError {
+    let message = format!(
+        "There is no response {} here (any more); send the whole history, or set 'store' and use the same key",
+        Value::from(id)
+    );
+    let mut fault = ApiError::field("previous_response_id", message);
+    fault.code = Some("previous_response_not_found");
+    fault
+}
+
+/// The items of the input. References are followed; one to reasoning that is not there is dropped, since an answer does not
+/// depend on it.
+fn items(body: Body<'_>, store: &Responses, owner: Owner) -> Result<Vec<Value>, ApiError> {
+    match body.get("input") {
+        Some(Value::String(text)) => Ok(vec![
+            json!({"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}),
+        ]),
+        Some(Value::Array(items)) => items
+            .iter()
+            .enumerate()
+            .map(|(index, item)| {
+                if history::kind(item) != "item_reference" {
+                    return Ok(item.clone());
+                }
+                let id = item["id"].as_str().unwrap_or_default();
+                match store.item(owner, id) {
+                    Some(found) => Ok(found),
+                    None if id.starts_with("rs_") => Ok(item.clone()),
+                    None => {
+                        let message = format!("There is no item {} here; send the item itself", item["id"]);
+                        Err(ApiError::field(format!("input[{index}].id"), message))
+                    }
+                }
+            })
+            .collect(),
+        _ => Ok(Vec::new()),
+    }
+}
+
+fn read_parameters(body: Body<'_>, work: &mut Work) -> Result<(), ApiError> {
     work.sampling = params::sampling(body)?;
     work.seed = params::seed(body);
-    params::endings(body, &mut work)?;
+    params::endings(body, work)?;
     work.max_tokens = body.count("max_output_tokens");
     let format = body.object("text").and_then(|text| text.object("format"));
     work.form =
@@ -93,153 +245,36 @@ pub fn parse(body: Body<'_>) -> Result<Work, ApiError> {
             }
             _ => Form::Free,
         };
-    params::check_endings(&work, body.list("tools").is_some_and(|tools| !tools.is_empty()))?;
-    Ok(work)
+    Ok(())
 }
 
-fn read_conversation(body: Body<'_>) -> Result<Conversation, ApiError> {
-    let mut messages = Vec::new();
-    if let Some(text) = body.text("instructions").filter(|text| !text.is_empty()) {
-        messages.push(json!({"role": "system", "content": text}));
+fn read_conversation(body: Body<'_>, messages: &[Value], tools: &Toolbox) -> Result<Conversation, ApiError> {
+    let (choice, allowed) = tools.choice(body.get("tool_choice"))?;
+    let mut found = conversation(messages, &tools.functions, choice)?;
+    if let Some(names) = allowed {
+        allow(&mut found, names)?;
     }
-    match body.get("input") {
-        Some(Value::String(text)) => messages.push(json!({"role": "user", "content": text})),
-        Some(Value::Array(items)) => {
-            for (index, item) in items.iter().enumerate() {
-                self::item(item, &format!("input[{index}]"), &mut messages)?;
-            }
-        }
-        _ => {}
-    }
-    if messages.is_empty() {
-        return Err(ApiError::field("input", "'input' must hold at least one item"));
-    }
-    let mut tools = Vec::new();
-    for (index, tool) in body.list("tools").unwrap_or_default().iter().enumerate() {
-        match tool.get("type").and_then(Value::as_str) {
-            Some("function") => tools.push(tool.clone()),
-            // Agents list what their vendor hosts; what cannot be called here is not shown to the model.
-            Some(
-                "web_search" | "web_search_preview" | "local_shell" | "image_generation" | "file_search",
-            ) => {}
-            _ => {
-                return Err(ApiError::unsupported(
-                    format!("tools[{index}].type"),
-                    "Only tools of type function are supported",
-                ));
-            }
-        }
-    }
-    let choice = tool_choice(body.get("tool_choice"))?;
-    let mut found = conversation(&messages, &tools, choice)?;
     found.parallel_calls = body.flag("parallel_tool_calls").unwrap_or(true);
     let effort = body.object("reasoning").and_then(|reasoning| reasoning.text("effort"));
     found.strength = effort.map(|word| strength(word, "reasoning.effort")).transpose()?;
     Ok(found)
 }
 
-fn item(item: &Value, path: &str, out: &mut Vec<Value>) -> Result<(), ApiError> {
-    let text = |key: &str| item.get(key).and_then(Value::as_str);
-    let needed = |key: &str| {
-        text(key).ok_or_else(|| ApiError::field(format!("{path}.{key}"), format!("'{key}' must be a string")))
-    };
-    let kind = match text("type") {
-        Some(kind) => kind,
-        // Items without a type are told by what they hold.
-        None if item.get("role").is_some() => "message",
-        None if item.get("call_id").is_some() && item.get("output").is_some() => "function_call_output",
-        None if item.get("call_id").is_some() => "function_call",
-        None => "reasoning",
-    };
-    match kind {
-        "message" => {
-            let content = item.get("content").cloned().unwrap_or(Value::Null);
-            match needed("role")? {
-                "assistant" => last_assistant(out, |message| {
-                    let said = joined_text(&content);
-                    append(message, "content", &said);
-                }),
-                role => out.push(json!({"role": role, "content": content})),
-            }
-        }
-        "reasoning" => {
-            let parts = [item.get("content"), item.get("summary")];
-            let thought = parts.into_iter().flatten().map(joined_text).find(|text| !text.is_empty());
-            if let Some(thought) = thought {
-                last_assistant(out, |message| append(message, "reasoning_content", &thought));
-            }
-        }
-        "function_call" => {
-            let call = json!({
-                "id": text("call_id").or(text("id")).unwrap_or_default(),
-                "type": "function",
-                "function": {"name": needed("name")?, "arguments": item.get("arguments").cloned().unwrap_or(Value::Null)},
-            });
-            last_assistant(out, |message| {
-                if let Some(calls) = message.entry("tool_calls").or_insert_with(|| json!([])).as_array_mut() {
-                    calls.push(call);
-                }
-            });
-        }
-        "function_call_output" => out.push(json!({
-            "role": "tool",
-            "tool_call_id": needed("call_id")?,
-            "content": match item.get("output") {
-                Some(Value::String(text)) => text.clone(),
-                Some(parts @ Value::Array(_)) => joined_text(parts),
-                Some(other) => other.to_string(),
-                None => String::new(),
-            },
-        })),
-        "item_reference" => {
-            return Err(ApiError::unsupported(
-                format!("{path}.type"),
-                "Nothing is stored; send the item itself",
-            ));
-        }
-        other => {
-            return Err(ApiError::unsupported(
-                format!("{path}.type"),
-                format!("Items of type {} are not supported", Value::from(other)),
-            ));
-        }
-    }
-    Ok(())
-}
-
-/// One turn of the model is several items here and one message there.
-fn last_assistant(out: &mut Vec<Value>, change: impl FnOnce(&mut Map<String, Value>)) {
-    if out.last().is_none_or(|message| message["role"] != "assistant") {
-        out.push(json!({"role": "assistant"}));
-    }
-    if let Some(Value::Object(message)) = out.last_mut() {
-        change(message);
-    }
-}
-
-fn append(message: &mut Map<String, Value>, key: &str, text: &str) {
-    let before = message.get(key).and_then(Value::as_str).unwrap_or_default();
-    let joined = format!("{before}{text}");
-    message.insert(key.into(), joined.into());
-}
-
-/// The text of a string or of parts; anything else has none.
-fn joined_text(value: &Value) -> String {
-    match value {
-        Value::String(text) => text.clone(),
-        Value::Array(parts) => {
-            parts.iter().filter_map(|part| part.as_str().or_else(|| part.get("text")?.as_str())).collect()
-        }
-        _ => String::new(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn ask(body: Value) -> Result<Asked, Option<String>> {
+        let Value::Object(body) = body else { panic!("object") };
+        crate::fields::check(FIELDS, &body).map_err(|fault| fault.param)?;
+        parse(Body(&body), &Responses::default(), None).map_err(|fault| fault.param)
+    }
+
     fn run(body: Value) -> Result<Conversation, Option<String>> {
-        crate::routes::tests::conversation_of(FIELDS, parse, body)
+        ask(body).map(|asked| match asked.work.prompt {
+            Prompt::Chat(conversation) => conversation,
+            other => panic!("{other:?}"),
+        })
     }
 
     #[test]
@@ -272,14 +307,67 @@ mod tests {
     }
 
     #[test]
-    fn what_is_stored_elsewhere_is_refused() {
-        for (field, value) in [("previous_response_id", json!("resp_1")), ("conversation", json!("conv_1"))] {
-            assert_eq!(run(json!({"input": "a", field: value})), Err(Some(field.into())));
+    fn what_is_not_there_is_named() {
+        let user = json!({"role": "user", "content": "a"});
+        for (body, param) in [
+            (json!({"input": "a", "previous_response_id": "resp_1"}), "previous_response_id"),
+            (json!({"input": "a", "conversation": "conv_1"}), "conversation"),
+            (json!({"input": [user, {"type": "item_reference", "id": "msg_1"}]}), "input[1].id"),
+            (json!({"input": []}), "input"),
+            (json!({"input": [{"type": "web_search_call"}]}), "input"),
+            (json!({"instructions": null}), "input"),
+        ] {
+            assert_eq!(run(body.clone()).err(), Some(Some(param.into())), "{body}");
         }
         assert!(run(json!({"input": "a", "previous_response_id": null})).is_ok());
-        assert_eq!(
-            run(json!({"input": [{"type": "item_reference", "id": "x"}]})),
-            Err(Some("input[0].type".into()))
-        );
+        assert!(run(json!({"input": [user, {"type": "item_reference", "id": "rs_1"}]})).is_ok());
+    }
+
+    #[test]
+    fn faults_name_the_item_whatever_stands_before_it() {
+        let image = json!({"role": "user", "content": [
+            {"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "data:x"}]});
+        let output = json!({"type": "function_call_output", "call_id": "c", "output": "x"});
+        let user = json!({"role": "user", "content": "a"});
+        for (item, param) in [
+            (image, "input[2].content[1]"),
+            (json!({"role": "wizard", "content": "a"}), "input[2].role"),
+            (json!({"role": "user", "content": 3}), "input[2].content"),
+            (json!({"type": "function_call", "call_id": "c", "name": ""}), "input[2].name"),
+            (json!({"type": "function_call_output", "output": "a"}), "input[2].call_id"),
+        ] {
+            let body = json!({"instructions": "Be brief.", "input": [user, output, item]});
+            assert_eq!(run(body).err(), Some(Some(param.into())), "{item}");
+        }
+        let tools = json!([{"type": "web_search"}, {"type": "function", "name": "a b"}]);
+        assert_eq!(run(json!({"input": "a", "tools": tools})).err(), Some(Some("tools[1].name".into())));
+    }
+
+    #[test]
+    fn allowed_tools_leave_the_others_in_the_prompt() {
+        let tools = json!([{"type": "function", "name": "f"}, {"type": "function", "name": "g"}]);
+        let choice =
+            json!({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "g"}]});
+        let found = run(json!({"input": "a", "tools": tools, "tool_choice": choice})).expect("valid");
+        assert_eq!(found.tools.len(), 2);
+        assert_eq!(found.allowed, Some(vec!["g".into()]));
+        let none = json!({"type": "allowed_tools", "mode": "required", "tools": [{"type": "web_search"}]});
+        let body = json!({"input": "a", "tools": tools, "tool_choice": none});
+        assert_eq!(run(body).err(), Some(Some("tool_choice".into())));
+    }
+
+    #[test]
+    fn what_the_answer_shows_is_asked_for() {
+        let shows = |body: Value| ask(body).expect("valid").shows;
+        assert_eq!(shows(json!({"input": "a"})), Shows::default());
+        let all = json!({
+            "input": "a", "reasoning": {"summary": "auto"}, "top_logprobs": 2,
+            "include": ["reasoning.encrypted_content", "web_search_call.action.sources"],
+        });
+        assert_eq!(shows(all.clone()), Shows { summary: true, encrypted: true, logprobs: true });
+        assert_eq!(ask(all).expect("valid").work.logprobs, Some(2));
+        let listed = json!({"input": "a", "include": ["message.output_text.logprobs"]});
+        assert_eq!(ask(listed).expect("valid").work.logprobs, Some(0));
+        assert_eq!(ask(json!({"input": "a", "truncation": "some"})).err(), Some(Some("truncation".into())));
     }
 }
