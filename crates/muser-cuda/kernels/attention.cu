@@ -417,9 +417,12 @@ struct CombineArgs {
 constexpr int COMBINE_PARTS = 32;   // partial results of a stage
 constexpr int COMBINE_STAGES = 3;
 
-// a = O / L * sigmoid(gate), quantised for the output projection. One CTA per super-block (2 heads) and row. Long lists of
+// O / L; with digits O * (1 / L), as every backend defines it.
+template <bool DIGITS> DEVICE float whole(float o, float l) { return DIGITS ? __fmul_rn(o, __fdiv_rn(1.f, l)) : __fdiv_rn(o, l); }
+
+// a = O / L * sigmoid(gate), quantised for the output projection; without a gate for a draft. One CTA per super-block (2 heads) and row. Long lists of
 // partial results pass through shared memory, so that many are on their way while they are added one by one.
-extern "C" __global__ void __launch_bounds__(256, 4) attend_combine(const __grid_constant__ CombineArgs p) {
+template <bool DIGITS> DEVICE void combine(const CombineArgs& p) {
   extern __shared__ __align__(16) float ring[];  // [COMBINE_STAGES][COMBINE_PARTS][256 + 4]: O of two heads, L of each
   __shared__ float row[256];
   constexpr int SLOT = 260;
@@ -438,7 +441,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) attend_combine(const __grid
   const float* pl = p.part_l + part * 16 + m;
   const float* gate = p.qkvg + (u64)r * p.width + p.gate_at + kb * 256 + i;
   pdl_wait();
-  const float z = sum1(gate, (u64)p.n * p.width, p.segments);
+  const float z = DIGITS && !p.qkvg ? 0.f : sum1(gate, (u64)p.n * p.width, p.segments);
   float o = 0.f, l = 0.f;
   if (parts > 8) {
     const u32 base = smem_u32(ring);
@@ -474,7 +477,8 @@ extern "C" __global__ void __launch_bounds__(256, 4) attend_combine(const __grid
       l = __fadd_rn(l, __ldcg(pl + b * 16));
     }
   }
-  row[i] = __fmul_rn(__fdiv_rn(o, l), sigmoid(z));
+  o = whole<DIGITS>(o, l);
+  row[i] = DIGITS && !p.qkvg ? o : __fmul_rn(o, sigmoid(z));
   __syncthreads();
   if (i < 32) {
     float v[8];
@@ -484,9 +488,12 @@ extern "C" __global__ void __launch_bounds__(256, 4) attend_combine(const __grid
   }
 }
 
+extern "C" __global__ void __launch_bounds__(256, 4) attend_combine(const __grid_constant__ CombineArgs p) { combine<false>(p); }
+extern "C" __global__ void __launch_bounds__(256, 4) digits_combine(const __grid_constant__ CombineArgs p) { combine<true>(p); }
+
 // The same for steps of many rows, where nearly every row has one partial result: one warp per super-block, 8 values a
 // lane.
-extern "C" __global__ void __launch_bounds__(128) attend_gate(const __grid_constant__ CombineArgs p) {
+template <bool DIGITS> DEVICE void gate(const CombineArgs& p) {
   pdl_launch();
   const int kb = blockIdx.x * 4 + (threadIdx.x >> 5), r = blockIdx.y, lane = threadIdx.x & 31;
   const u32 index = __ldcg(p.row_tile + r);
@@ -512,6 +519,8 @@ extern "C" __global__ void __launch_bounds__(128) attend_gate(const __grid_const
     l = __fadd_rn(l, __ldcg(p.part_l + (part + b) * 16 + m));
   }
 #pragma unroll
-  for (int i = 0; i < 8; i++) o[i] = __fmul_rn(__fdiv_rn(o[i], l), sigmoid(z[i]));
+  for (int i = 0; i < 8; i++) o[i] = __fmul_rn(whole<DIGITS>(o[i], l), sigmoid(z[i]));
   quantise_block(o, r, kb, lane, p.act);
 }
+extern "C" __global__ void __launch_bounds__(128) attend_gate(const __grid_constant__ CombineArgs p) { gate<false>(p); }
+extern "C" __global__ void __launch_bounds__(128) digits_gate(const __grid_constant__ CombineArgs p) { gate<true>(p); }

@@ -3,6 +3,7 @@
 //
 // Operation by operation what the CPU backend does (`muser-cpu`, executor/draft), so that proposals have the same bits.
 #include "blocks.cuh"
+#include "heads.cuh"
 
 DEVICE float warp_sum(float s) {
 #pragma unroll
@@ -106,17 +107,19 @@ struct DraftHeadArgs {
   const float2* angles;  // [position][64] cos, sin
   const u32* positions;  // per row
   const u32* slots;      // per row: block id * 256 + position in the block
-  float* q;              // [n][heads][128]
+  float* q;              // [n][heads][128]; in digits [n][heads][hi 128, lo 128] bytes
   u16* kv;               // first block, at the first layer's place
-  u64 block_halves;      // f16 values from one block to the next
+  u64 block_halves;      // f16 values (or pairs of bytes) from one block to the next
   u64 layer_halves;      // and from one layer to the next
   u32 segments, n, width, heads, kv_heads, layers, k_at, v_at;
   float eps;
+  float factor;          // in digits: what a query's scale is multiplied with
+  float* f;              // [n][heads] in digits: factor of each query's scores
 };
 
 // q = rope(rms(q) * w) in f32; K and V of each row and layer go to their block, laid out as in rows.cu. Rotation is on pairs
 // (t, t + 64). One warp per head; grid ((heads + 2 layers kv_heads) / 4, rows).
-extern "C" __global__ void __launch_bounds__(128) draft_heads(const __grid_constant__ DraftHeadArgs p) {
+template <int D> DEVICE void draft_rope(const DraftHeadArgs& p) {
   pdl_launch();
   const int index = blockIdx.x * 4 + (threadIdx.x >> 5), lane = threadIdx.x & 31, row = blockIdx.y;
   const int H = p.heads, KV = p.kv_heads;
@@ -138,6 +141,12 @@ extern "C" __global__ void __launch_bounds__(128) draft_heads(const __grid_const
     x[0] = f.x; x[1] = f.y; x[2] = f.z; x[3] = f.w;
   }
   u16* block = p.kv + (u64)(slot >> 8) * p.block_halves + layer * p.layer_halves;
+  if constexpr (D > 0) {
+    if (is_v) {
+      store_value<D>(x, (u8*)block + head * head_bytes<D>(), inside, lane);
+      return;
+    }
+  }
   if (is_v) {
     u16* v = block + ((u64)KV * 256 + head * 256) * 128 + inside;
 #pragma unroll
@@ -145,16 +154,7 @@ extern "C" __global__ void __launch_bounds__(128) draft_heads(const __grid_const
     return;
   }
   if (p.part) {
-    // A run of 8 values is the even lane's chain, continued by the odd lane.
-    float s = 0.f;
-#pragma unroll
-    for (int i = 0; i < 4; i++) s = __fmaf_rn(x[i], x[i], s);
-    s = __shfl_xor_sync(~0u, s, 1);
-#pragma unroll
-    for (int i = 0; i < 4; i++) s = __fmaf_rn(x[i], x[i], s);
-#pragma unroll
-    for (int o = 16; o > 1; o >>= 1) s = __fadd_rn(s, __shfl_xor_sync(~0u, s, o));
-    const float r = inverse_rms(__shfl_sync(~0u, s, 1), 128, p.eps);
+    const float r = head_inverse_rms(x, p.eps);
     const float weight[4] = {w.x, w.y, w.z, w.w}, c[4] = {a0.x, a0.z, a1.x, a1.z}, sn[4] = {a0.y, a0.w, a1.y, a1.w};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -164,7 +164,11 @@ extern "C" __global__ void __launch_bounds__(128) draft_heads(const __grid_const
                        : __fadd_rn(__fmul_rn(other, sn[i]), __fmul_rn(x[i], c[i]));
     }
   }
-  if (is_q) {
+  if constexpr (D > 0) {
+    const u64 query = (u64)row * H + head;
+    if (is_q) store_query(x, (u8*)p.q + query * 256, p.f + query, p.factor, lane);
+    else store_key<D>(x, (u8*)block + head * head_bytes<D>(), inside, lane);
+  } else if (is_q) {
     *(float4*)(p.q + ((u64)row * H + head) * 128 + lane * 4) = make_float4(x[0], x[1], x[2], x[3]);
   } else {
     uint2 o;
@@ -173,3 +177,6 @@ extern "C" __global__ void __launch_bounds__(128) draft_heads(const __grid_const
     *(uint2*)(block + ((u64)head * 256 + inside) * 128 + lane * 4) = o;
   }
 }
+extern "C" __global__ void __launch_bounds__(128) draft_heads(const __grid_constant__ DraftHeadArgs p) { draft_rope<0>(p); }
+extern "C" __global__ void __launch_bounds__(128) draft_heads_1(const __grid_constant__ DraftHeadArgs p) { draft_rope<1>(p); }
+extern "C" __global__ void __launch_bounds__(128) draft_heads_2(const __grid_constant__ DraftHeadArgs p) { draft_rope<2>(p); }

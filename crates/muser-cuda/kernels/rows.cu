@@ -5,6 +5,7 @@
 // every sum is that of `muser_backend::arith` and of the CPU's kernels: 8 values by fma in order, then a butterfly over
 // lanes, then a butterfly over super-blocks.
 #include "blocks.cuh"
+#include "heads.cuh"
 
 DEVICE float warp_sum(float s) {
 #pragma unroll
@@ -210,19 +211,20 @@ struct RopeArgs {
   const float2* angles;  // [position][64] cos, sin; null on layers without rope
   const u32* positions;  // per row
   const u32* slots;      // per row: block id * 256 + position in the block
-  u16* q;                // [n][heads][128], scaled
+  u16* q;                // [n][heads][128], scaled; in digits [n][heads][hi 128, lo 128]
   float* q_exact;        // in place of q for positions below exact_below: f32, not scaled, for attention in the CPU's order
   u16* kv;               // first block of the group, at this layer's place
-  u64 block_halves;      // f16 values from one block to the next
+  u64 block_halves;      // f16 values (or pairs of bytes) from one block to the next
   u32 segments, n, heads, kv_heads, width, k_at, v_at;
-  float eps, q_scale;
+  float eps, q_scale;    // q_scale: in digits, what a query's scale is multiplied with
   u32 exact_below;
+  float* f;              // [n][heads] in digits: factor of each query's scores
 };
 
-// q = f16(rope(rms(q) * w) * q_scale); K and V of each row go to their block:
+// q = f16(rope(rms(q) * w) * q_scale); K and V of each row go to their block (D digits; 0: f16):
 //   K [kv_head][256 positions][128], V [kv_head][128][256 positions] (transposed: attention reads runs of positions).
 // One warp per head; grid (heads + 2 kv_heads, rows) in warps of 4.
-extern "C" __global__ void __launch_bounds__(128) rope_rows(const __grid_constant__ RopeArgs p) {
+template <int D> DEVICE void rope(const RopeArgs& p) {
   pdl_launch();
   const int head = blockIdx.x * 4 + (threadIdx.x >> 5), lane = threadIdx.x & 31, row = blockIdx.y;
   const int H = p.heads, KV = p.kv_heads;
@@ -241,21 +243,16 @@ extern "C" __global__ void __launch_bounds__(128) rope_rows(const __grid_constan
   float x[4] = {f.x, f.y, f.z, f.w};
   u16* block = p.kv + (u64)(slot >> 8) * p.block_halves;
   if (is_v) {
-    u16* v = block + ((u64)KV * 256 + (head - H - KV) * 256) * 128 + inside;
+    if constexpr (D > 0) {
+      store_value<D>(x, (u8*)block + (head - H - KV) * head_bytes<D>(), inside, lane);
+    } else {
+      u16* v = block + ((u64)KV * 256 + (head - H - KV) * 256) * 128 + inside;
 #pragma unroll
-    for (int i = 0; i < 4; i++) v[(lane * 4 + i) * 256] = float_to_half(clamp_half(x[i]));
+      for (int i = 0; i < 4; i++) v[(lane * 4 + i) * 256] = float_to_half(clamp_half(x[i]));
+    }
     return;
   }
-  // A run of 8 values is the even lane's chain, continued by the odd lane.
-  float s = 0.f;
-#pragma unroll
-  for (int i = 0; i < 4; i++) s = __fmaf_rn(x[i], x[i], s);
-  s = __shfl_xor_sync(~0u, s, 1);
-#pragma unroll
-  for (int i = 0; i < 4; i++) s = __fmaf_rn(x[i], x[i], s);
-#pragma unroll
-  for (int o = 16; o > 1; o >>= 1) s = __fadd_rn(s, __shfl_xor_sync(~0u, s, o));
-  const float r = inverse_rms(__shfl_sync(~0u, s, 1), 128, p.eps);
+  const float r = head_inverse_rms(x, p.eps);
   x[0] = __fmul_rn(__fmul_rn(x[0], r), w.x);
   x[1] = __fmul_rn(__fmul_rn(x[1], r), w.y);
   x[2] = __fmul_rn(__fmul_rn(x[2], r), w.z);
@@ -267,7 +264,11 @@ extern "C" __global__ void __launch_bounds__(128) rope_rows(const __grid_constan
     x[2] = __fsub_rn(__fmul_rn(c, cs.z), __fmul_rn(d, cs.w));
     x[3] = __fadd_rn(__fmul_rn(c, cs.w), __fmul_rn(d, cs.z));
   }
-  if (is_q && position < p.exact_below) {
+  if constexpr (D > 0) {
+    const u64 query = (u64)row * H + head;
+    if (is_q) store_query(x, (u8*)p.q + query * 256, p.f + query, p.q_scale, lane);
+    else store_key<D>(x, (u8*)block + (head - H) * head_bytes<D>(), inside, lane);
+  } else if (is_q && position < p.exact_below) {
     *(float4*)(p.q_exact + ((u64)row * H + head) * 128 + lane * 4) = make_float4(x[0], x[1], x[2], x[3]);
   } else if (is_q) {
     uint2 o;
@@ -281,6 +282,9 @@ extern "C" __global__ void __launch_bounds__(128) rope_rows(const __grid_constan
     *(uint2*)(block + ((u64)(head - H) * 256 + inside) * 128 + lane * 4) = o;
   }
 }
+extern "C" __global__ void __launch_bounds__(128) rope_rows(const __grid_constant__ RopeArgs p) { rope<0>(p); }
+extern "C" __global__ void __launch_bounds__(128) rope_digits_1(const __grid_constant__ RopeArgs p) { rope<1>(p); }
+extern "C" __global__ void __launch_bounds__(128) rope_digits_2(const __grid_constant__ RopeArgs p) { rope<2>(p); }
 
 struct LogitArgs {
   const float* part;  // [segments][n][out_rows]

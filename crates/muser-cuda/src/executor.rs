@@ -11,6 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use muser_backend::arith;
+use muser_backend::arith::attention::{Digits, MAX_LOG2_SCORE, score_bound};
 use muser_backend::{
     DraftBatch, ExecError, Executor, ExecutorInfo, KvCapacity, KvType, RowWants, StepBatch, StepOutput,
 };
@@ -25,10 +26,10 @@ use crate::block_rows;
 use crate::draft::Drafter;
 use crate::driver::{Buffer, Context, Function, Graph, Launch, Module, Pinned, Stream};
 use crate::forward::{
-    Activations, KvPool, PART_VALUES, RowKernels, Scratch, SelectShape, TOP_ROWS, Walk, id_of_rank,
-    value_of_rank,
+    Activations, DigitKernels, KvPool, PART_VALUES, RowKernels, Scratch, SelectShape, TOP_ROWS, Walk,
+    head_layout, id_of_rank, layer_bytes, value_of_rank,
 };
-use crate::kernels::{FILES, ReadArgs, Tuning};
+use crate::kernels::{FILES, ReadArgs, TransposeArgs, Tuning};
 use crate::matrix::{FEW_ROWS, Product, ProductKernels, Tile};
 use crate::nvrtc;
 use crate::selftest::{self, Card};
@@ -37,8 +38,6 @@ use crate::weights::{LayerOnDevice, Weights};
 
 /// Revision of the arithmetic: part of the numeric route. Raise it when any bit of any result may change.
 const ROUTE_REVISION: u32 = 3;
-/// Largest bound on `|log2` score`|` for which the sums of attention cannot overflow, see `kernels/attention.cu`.
-const MAX_LOG2_SCORE: f32 = 90.0;
 /// Block table entries of a step of few rows, to begin with.
 const SMALL_TABLE_LEN: usize = 16 * 1024;
 
@@ -55,6 +54,9 @@ pub struct CudaOptions {
     pub attention: Attention,
     /// How steps of many rows multiply.
     pub prefill: Prefill,
+    /// How K and V are stored: f16 on tensor cores with rounding of their own, or digits, with the bits of every backend
+    /// (`attention` does not count then).
+    pub kv: KvType,
 }
 
 /// How steps of more rows than a few (32) multiply.
@@ -81,7 +83,14 @@ pub enum Attention {
 
 impl Default for CudaOptions {
     fn default() -> Self {
-        Self { device: 0, max_rows: 2048, graphs: true, attention: Attention::Fast, prefill: Prefill::Exact }
+        Self {
+            device: 0,
+            max_rows: 2048,
+            graphs: true,
+            attention: Attention::Fast,
+            prefill: Prefill::Exact,
+            kv: KvType::F16,
+        }
     }
 }
 
@@ -146,6 +155,8 @@ pub struct CudaExecutor {
     large: StepData,
     full: KvPool,
     sliding: KvPool,
+    /// A block in the layout that leaves the card.
+    staging: Buffer<u8>,
     scratch: Scratch,
     logits_on_host: Pinned<f32>,
     hidden_on_host: Pinned<f32>,
@@ -173,7 +184,10 @@ impl CudaExecutor {
         let context = Context::open(options.device)?;
         let geometry = model.geometry.clone();
         check_geometry(&geometry)?;
-        if options.attention == Attention::Fast {
+        if options.kv == KvType::F32 {
+            return Err(CudaError::Unsupported("KV type f32: cards store f16, 16 or 8".to_owned()));
+        }
+        if options.attention == Attention::Fast || options.kv.digits().is_some() {
             check_scores(model)?;
         }
         let kernels = Kernels::load(&context)?;
@@ -195,7 +209,10 @@ impl CudaExecutor {
             kv_heads: geometry.kv_heads,
             many_warps: tuning.many_warps as usize,
             split_parts: FEW_ROWS * (geometry.context / BLOCK_LEN + 1) * geometry.kv_heads,
-            short_below: if options.attention == Attention::Fast { FIRST_BLOCK } else { 0 },
+            short_below: match options.attention {
+                Attention::Fast if options.kv == KvType::F16 => FIRST_BLOCK,
+                _ => 0,
+            },
         };
         let rows = RowKernels {
             embed: kernels.get("embed_rows")?,
@@ -218,6 +235,10 @@ impl CudaExecutor {
             exact_split: kernels.get("exact_split")?,
             exact_walk: kernels.get("exact_walk")?,
             exact_combine: kernels.get("exact_combine")?,
+            digits: [digit_kernels(&kernels, 1)?, digit_kernels(&kernels, 2)?],
+            digits_combine: kernels.get("digits_combine")?,
+            digits_gate: kernels.get("digits_gate")?,
+            transpose: kernels.get("kv_transpose")?,
         };
         let scratch = scratch(&context, &geometry, &weights, &options, limits)?;
         let table = angles(geometry.rope_theta, geometry.head_dim, geometry.context);
@@ -232,6 +253,7 @@ impl CudaExecutor {
             large: StepData::new(&context, options.max_rows, SMALL_TABLE_LEN)?,
             full: empty()?,
             sliding: empty()?,
+            staging: Buffer::new(&context, 0, "a KV block on its way")?,
             scratch,
             logits_on_host: Pinned::zeroed(&context, TOP_ROWS * geometry.vocab)?,
             hidden_on_host: Pinned::zeroed(&context, TOP_ROWS * geometry.hidden)?,
@@ -396,6 +418,7 @@ impl CudaExecutor {
             feature_layers: &self.feature_layers,
             draft: self.drafter.as_ref(),
             attention: self.options.attention,
+            kv: self.options.kv,
             data,
             shape,
             tuning: Tuning::of(self.context.arch),
@@ -421,6 +444,41 @@ impl CudaExecutor {
             )));
         }
         Ok(block.0 as usize * bytes)
+    }
+
+    /// Copies a block out, in the layout that leaves the card.
+    fn read_block(&self, group: KvGroup, at: usize, dst: &mut [u8]) -> Result<(), CudaError> {
+        let memory = &self.pool(group).memory;
+        let Some(digits) = self.options.kv.digits() else { return memory.read(at, dst) };
+        self.context.bind()?;
+        self.transpose(digits, memory.at(at), self.staging.at(0), dst.len(), true)?;
+        self.stream.synchronize()?;
+        self.staging.read(0, dst)
+    }
+
+    /// Copies a block in.
+    fn write_block(&self, group: KvGroup, at: usize, src: &[u8]) -> Result<(), CudaError> {
+        let memory = &self.pool(group).memory;
+        let Some(digits) = self.options.kv.digits() else { return memory.write(at, src) };
+        self.context.bind()?;
+        self.staging.write(0, src)?;
+        self.transpose(digits, self.staging.at(0), memory.at(at), src.len(), false)?;
+        self.stream.synchronize()
+    }
+
+    /// All heads of a block between the card's layout and the one of all backends.
+    fn transpose(
+        &self,
+        digits: Digits,
+        src: u64,
+        dst: u64,
+        bytes: usize,
+        out: bool,
+    ) -> Result<(), CudaError> {
+        let heads = bytes / head_layout(digits).bytes();
+        let args = TransposeArgs { src, dst, digits: digits.count() as u32, out: u32::from(out) };
+        let grid = (2 * digits.count() as u32 + 1, heads as u32);
+        self.stream.launch(&self.rows.transpose, Launch { overlap: false, ..Launch::new(grid, 256) }, &args)
     }
 
     fn fail(&self, error: CudaError) -> ExecError {
@@ -468,6 +526,11 @@ impl Executor for CudaExecutor {
                 .map(|memory| KvPool { memory, blocks, block_halves: (bytes / 2) as u64 })
                 .map_err(|e| e.into_exec(&self.info.device))
         };
+        if self.options.kv.digits().is_some() {
+            let bytes = self.info.full_block_bytes.max(self.info.sliding_block_bytes);
+            let staging = Buffer::new(&self.context, bytes, "a KV block on its way");
+            self.staging = staging.map_err(|e| e.into_exec(&self.info.device))?;
+        }
         self.full = pool(capacity.full, self.info.full_block_bytes)?;
         self.sliding = pool(capacity.sliding, self.info.sliding_block_bytes)?;
         Ok(())
@@ -538,7 +601,7 @@ impl Executor for CudaExecutor {
 
     fn export_block(&self, group: KvGroup, block: BlockId, dst: &mut [u8]) -> Result<(), ExecError> {
         let at = self.place(group, block, dst.len())?;
-        self.pool(group).memory.read(at, dst).map_err(|e| self.fail(e))
+        self.read_block(group, at, dst).map_err(|e| self.fail(e))
     }
 
     fn clear_rows(&self, group: KvGroup, rows: usize, bytes: &mut [u8]) {
@@ -546,12 +609,19 @@ impl Executor for CudaExecutor {
             self.geometry.sliding.iter().filter(|sliding| **sliding == (group == KvGroup::Sliding));
         let own = of_group.map(|_| self.geometry.kv_heads);
         let draft = self.drafter.iter().filter(|_| group == KvGroup::Sliding).flat_map(Drafter::kv_heads);
-        block_rows::clear(bytes, rows, own.chain(draft));
+        match self.options.kv.digits() {
+            None => block_rows::clear(bytes, rows, own.chain(draft)),
+            Some(digits) => {
+                let layout = head_layout(digits);
+                let rows = rows.min(BLOCK_LEN)..BLOCK_LEN;
+                bytes.chunks_exact_mut(layout.bytes()).for_each(|head| layout.clear(head, rows.clone()));
+            }
+        }
     }
 
     fn import_block(&mut self, group: KvGroup, block: BlockId, src: &[u8]) -> Result<(), ExecError> {
         let at = self.place(group, block, src.len())?;
-        self.pool(group).memory.write(at, src).map_err(|e| self.fail(e))?;
+        self.write_block(group, at, src).map_err(|e| self.fail(e))?;
         if group == KvGroup::Sliding {
             self.drafter.iter_mut().for_each(|drafter| drafter.note_import(block, src));
         }
@@ -588,7 +658,7 @@ fn copy_rows(rows: Vec<(&[f32], &mut [f32])>) {
 fn info(context: &Context, geometry: &Geometry, options: &CudaOptions) -> ExecutorInfo {
     let block_bytes = |sliding: bool| {
         let layers = geometry.sliding.iter().filter(|s| **s == sliding).count();
-        layers * 2 * geometry.kv_width() * BLOCK_LEN * 2
+        layers * layer_bytes(options.kv, geometry.kv_heads)
     };
     let arch = context.arch;
     ExecutorInfo {
@@ -597,12 +667,15 @@ fn info(context: &Context, geometry: &Geometry, options: &CudaOptions) -> Execut
         route: {
             let prefill = if options.prefill == Prefill::Fast { "-prefill8" } else { "" };
             match options.attention {
+                _ if let Some(digits) = options.kv.digits() => {
+                    format!("{}{prefill}", arith::attention::route(digits))
+                }
                 Attention::Fast => format!("cuda-r{ROUTE_REVISION}-sm{arch}-f16{prefill}"),
                 // The same on every card.
                 Attention::Exact => format!("cuda-r{ROUTE_REVISION}-exact-f16{prefill}"),
             }
         },
-        kv_type: KvType::F16,
+        kv_type: options.kv,
         full_block_bytes: block_bytes(false),
         sliding_block_bytes: block_bytes(true),
         max_rows: options.max_rows,
@@ -656,18 +729,31 @@ fn check_geometry(g: &Geometry) -> Result<(), CudaError> {
 
 /// Attention carries no running maximum, so scores must be bounded; normalised q and k see to that.
 fn check_scores(model: &Model) -> Result<(), CudaError> {
-    let largest = |w: &[f32]| w.iter().fold(0.0f32, |m, v| m.max(v.abs()));
-    for (i, layer) in model.layers.iter().enumerate() {
-        let (q, k) = (largest(&layer.attn_q_norm), largest(&layer.attn_k_norm));
-        let bound = q * k * (model.geometry.head_dim as f32).sqrt() * std::f32::consts::LOG2_E;
-        if bound.is_nan() || bound > MAX_LOG2_SCORE {
-            return Err(CudaError::Unsupported(format!(
-                "layer {i}: norm weights up to {q} and {k} allow attention scores up to 2^{bound}, the kernels take \
-                 2^{MAX_LOG2_SCORE}"
-            )));
-        }
+    model.layers.iter().enumerate().try_for_each(|(i, layer)| {
+        check_norms(&format!("layer {i}"), &layer.attn_q_norm, &layer.attn_k_norm, model.geometry.head_dim)
+    })
+}
+
+/// The same of the norm weights of one layer.
+fn check_norms(layer: &str, q_norm: &[f32], k_norm: &[f32], head_dim: usize) -> Result<(), CudaError> {
+    let bound = score_bound(q_norm, k_norm, head_dim);
+    if bound.is_nan() || bound > MAX_LOG2_SCORE {
+        return Err(CudaError::Unsupported(format!(
+            "{layer}: attn_q_norm and attn_k_norm allow attention scores up to 2^{bound}, the kernels take \
+             2^{MAX_LOG2_SCORE}"
+        )));
     }
     Ok(())
+}
+
+/// Attention in digits of one width.
+fn digit_kernels(kernels: &Kernels, digits: usize) -> Result<DigitKernels, CudaError> {
+    Ok(DigitKernels {
+        rope: kernels.get(&format!("rope_digits_{digits}"))?,
+        split: kernels.get(&format!("digits_split_{digits}"))?,
+        many: kernels.get(&format!("digits_many_{digits}"))?,
+        wide: kernels.get(&format!("digits_wide_{digits}")).ok(),
+    })
 }
 
 fn scratch(
@@ -699,8 +785,9 @@ fn scratch(
         chosen: Buffer::new(context, TOP_ROWS * select.chunks * select.most, "the largest logits")?,
         sorted: Buffer::new(context, TOP_ROWS * select.most, "the largest logits")?,
         hidden: f32s(TOP_ROWS * g.hidden, "hidden states")?,
-        q: Buffer::new(context, max_rows * g.q_width() * (1 - exact), "queries")?,
+        q: Buffer::new(context, max_rows * g.q_width(), "queries")?,
         q_exact: f32s(max_rows * g.q_width(), "queries")?,
+        q_factors: f32s(max_rows * g.heads, "queries")?,
         part_o: f32s(parts * PART_VALUES, "attention sums")?,
         part_l: f32s(parts * 16 * (1 + exact), "attention sums")?,
         embeddings: f32s(max_rows * g.hidden, "embedding rows")?,

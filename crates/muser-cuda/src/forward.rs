@@ -1,6 +1,9 @@
 //! The walk through the layers: which kernel runs on which buffers, in order. Everything that is launched here can be
 //! recorded into a graph: no allocation, no host work that depends on results.
 
+use muser_backend::KvType;
+use muser_backend::arith::attention::{Digits, score_factor};
+use muser_backend::kv_layout::HeadLayout;
 use muser_kv::{BLOCK_LEN, KvGroup};
 use muser_model::Geometry;
 
@@ -9,8 +12,8 @@ use crate::draft::Drafter;
 use crate::driver::{Buffer, Function, Launch, Stream};
 use crate::executor::Attention;
 use crate::kernels::{
-    Act, AttnArgs, CombineArgs, EmbedArgs, ExactArgs, LogitArgs, NormArgs, RopeArgs, SelectArgs, ShortArgs,
-    SiluArgs, TapArgs, Tuning,
+    Act, AttnArgs, CombineArgs, DigitArgs, EmbedArgs, ExactArgs, LogitArgs, NormArgs, RopeArgs, SelectArgs,
+    ShortArgs, SiluArgs, TapArgs, Tuning,
 };
 use crate::matrix::{Product, ProductKernels};
 use crate::step_data::{FIRST_BLOCK, StepData, StepShape};
@@ -55,6 +58,58 @@ pub(crate) struct RowKernels {
     pub(crate) exact_split: Function,
     pub(crate) exact_walk: Function,
     pub(crate) exact_combine: Function,
+    /// For one and for two digits of K and V.
+    pub(crate) digits: [DigitKernels; 2],
+    pub(crate) digits_combine: Function,
+    pub(crate) digits_gate: Function,
+    /// Between the card's block layout and that of all backends.
+    pub(crate) transpose: Function,
+}
+
+/// Attention in exact integers, for one width of K and V.
+#[derive(Clone, Copy)]
+pub(crate) struct DigitKernels {
+    pub(crate) rope: Function,
+    pub(crate) split: Function,
+    pub(crate) many: Function,
+    /// The same with warpgroup products.
+    pub(crate) wide: Option<Function>,
+}
+
+impl RowKernels {
+    /// Attention for K and V of so many digits.
+    pub(crate) fn digits(&self, digits: Digits) -> DigitKernels {
+        self.digits[digits.count() - 1]
+    }
+}
+
+/// The sizes that K and V of one head and one block have on a card; all kernels are for heads of 128.
+pub(crate) fn head_layout(digits: Digits) -> HeadLayout {
+    HeadLayout { dim: 128, digits }
+}
+
+/// Bytes of K and V of one layer of a block.
+pub(crate) fn layer_bytes(kv: KvType, kv_heads: usize) -> usize {
+    kv.head_bytes(128) * BLOCK_LEN * kv_heads
+}
+
+/// Shared memory of a unit of attention in digits (`unit_bytes` in `attention_digits.cuh`).
+fn unit_bytes(digits: Digits) -> u32 {
+    2 * digits.count() as u32 * 8192 + 1024
+}
+
+/// Shape of `digits_split_*` on so many CTAs.
+pub(crate) fn digits_split_launch(digits: Digits, tuning: &Tuning, ctas: u32) -> Launch {
+    let warps = tuning.split_warps;
+    let shared_bytes = warps * unit_bytes(digits) + 4 * 16 * 132 * 4;
+    Launch { shared_bytes, ..Launch::new((ctas, 1), warps * 32) }
+}
+
+/// Shape of `digits_many_*` and `digits_wide_*`.
+pub(crate) fn digits_many_launch(digits: Digits, tuning: &Tuning, grid: (u32, u32)) -> Launch {
+    let warps = tuning.many_warps;
+    let shared_bytes = tuning.many_stages() * unit_bytes(digits) + warps * 8192;
+    Launch { shared_bytes, ..Launch::new(grid, warps * 32) }
 }
 
 /// Working memory of a step; the sizes follow from the geometry and the most rows of a step.
@@ -82,6 +137,8 @@ pub(crate) struct Scratch {
     pub(crate) q: Buffer<u16>,
     /// The same for attention in the CPU's order.
     pub(crate) q_exact: Buffer<f32>,
+    /// `[rows][heads]`: factor of each query's scores, for attention in digits.
+    pub(crate) q_factors: Buffer<f32>,
     pub(crate) part_o: Buffer<f32>,
     /// Sums; for exact attention maxima and sums.
     pub(crate) part_l: Buffer<f32>,
@@ -208,11 +265,12 @@ impl Activations {
     }
 }
 
-/// Memory of the KV blocks of one group, `[block][layer of the group][K, V][kv head][256 * 128]` f16.
+/// Memory of the KV blocks of one group: `[block][layer of the group][K, V][kv head][256 * 128]` f16, or in digits
+/// `[block][layer of the group][kv head]` heads of `attention_digits.cuh`.
 pub(crate) struct KvPool {
     pub(crate) memory: Buffer<u8>,
     pub(crate) blocks: u32,
-    /// f16 values of a block; in the sliding group the planes of a draft come last.
+    /// f16 values, or pairs of bytes, of a block; in the sliding group the planes of a draft come last.
     pub(crate) block_halves: u64,
 }
 
@@ -237,6 +295,7 @@ pub(crate) struct Walk<'a> {
     pub(crate) feature_layers: &'a [usize],
     pub(crate) draft: Option<&'a Drafter>,
     pub(crate) attention: Attention,
+    pub(crate) kv: KvType,
     pub(crate) data: &'a StepData,
     pub(crate) shape: StepShape,
     pub(crate) tuning: Tuning,
@@ -389,9 +448,8 @@ impl Walk<'_> {
         let (s, g, n) = (self.scratch, self.geometry, self.shape.n);
         let group = if sliding { KvGroup::Sliding } else { KvGroup::Full };
         let pool = if sliding { self.sliding } else { self.full };
-        let layer_halves = 2 * g.kv_heads * 256 * g.head_dim;
         let block_halves = pool.block_halves;
-        let kv = pool.memory.at(place * layer_halves * 2);
+        let kv = pool.memory.at(place * layer_bytes(self.kv, g.kv_heads));
         let segments = layer.attn_in.output_segments(n);
         let (heads, kv_heads) = (g.heads as u32, g.kv_heads as u32);
         let width = layer.attn_in.out_rows as u32;
@@ -416,14 +474,19 @@ impl Walk<'_> {
             k_at: q_width,
             v_at: 2 * q_width + kv_width,
             eps: g.rms_eps,
-            q_scale: std::f32::consts::LOG2_E / (g.head_dim as f32).sqrt(),
+            q_scale: match self.kv.digits() {
+                Some(digits) => score_factor(g.head_dim, digits),
+                None => std::f32::consts::LOG2_E / (g.head_dim as f32).sqrt(),
+            },
             exact_below: match self.attention {
                 Attention::Fast => FIRST_BLOCK,
                 Attention::Exact => u32::MAX,
             },
+            f: s.q_factors.at(0),
         };
         let grid = ((heads + 2 * kv_heads).div_ceil(4), n as u32);
-        self.stream.launch(&self.rows.rope, Launch::new(grid, 128), &rope)?;
+        let kernel = self.kv.digits().map_or(self.rows.rope, |digits| self.rows.digits(digits).rope);
+        self.stream.launch(&kernel, Launch::new(grid, 128), &rope)?;
 
         let combine = CombineArgs {
             part_o: s.part_o.at(0),
@@ -438,6 +501,9 @@ impl Walk<'_> {
             gate_at: q_width + kv_width,
             group: heads / kv_heads,
         };
+        if let Some(digits) = self.kv.digits() {
+            return self.attend_digits(digits, sliding, kv, 2 * block_halves, combine);
+        }
         if self.shape.short > 0 {
             self.attend_short(sliding, kv, block_halves, &combine)?;
         }
@@ -496,6 +562,52 @@ impl Walk<'_> {
             self.stream.launch(&self.rows.combine, shape, &combine)?;
         }
         Ok(())
+    }
+
+    /// In exact integers: the definition of `muser_backend::arith::attention`.
+    fn attend_digits(
+        &self,
+        digits: Digits,
+        sliding: bool,
+        kv: u64,
+        block_bytes: u64,
+        combine: CombineArgs,
+    ) -> Result<(), CudaError> {
+        let (s, g, n) = (self.scratch, self.geometry, self.shape.n);
+        let group = if sliding { KvGroup::Sliding } else { KvGroup::Full };
+        let attend = DigitArgs {
+            q: s.q.at(0),
+            f: s.q_factors.at(0),
+            kv,
+            block_bytes,
+            tiles: self.data.tiles(group),
+            groups: self.data.groups(),
+            counts: self.data.counts(group),
+            tables: self.data.tables(),
+            part_o: s.part_o.at(0),
+            part_l: s.part_l.at(0),
+            heads: g.heads as u32,
+            kv_heads: g.kv_heads as u32,
+            group: combine.group,
+            window: if sliding { g.window as u32 } else { 0 },
+            ..DigitArgs::default()
+        };
+        let kernels = self.rows.digits(digits);
+        if self.shape.split {
+            let shape = digits_split_launch(digits, &self.tuning, self.multiprocessors);
+            self.stream.launch(&kernels.split, shape, &attend)?;
+        }
+        let blocks = (g.q_width() / 256) as u32;
+        if self.shape.groups > 0 {
+            let grid = (self.shape.groups as u32, g.kv_heads as u32);
+            let shape = digits_many_launch(digits, &self.tuning, grid);
+            self.stream.launch(&kernels.wide.unwrap_or(kernels.many), shape, &attend)?;
+            let grid = (blocks.div_ceil(4), n as u32);
+            self.stream.launch(&self.rows.digits_gate, Launch::new(grid, 128), &combine)
+        } else {
+            let shape = Launch { shared_bytes: COMBINE_RING_BYTES, ..Launch::new((blocks, n as u32), 256) };
+            self.stream.launch(&self.rows.digits_combine, shape, &combine)
+        }
     }
 
     /// Rows of the first block of their sequence.

@@ -16,7 +16,9 @@ pub struct KernelFile {
 }
 
 /// Headers that the files include.
-pub const HEADERS: [(&str, &str); 4] = [
+pub const HEADERS: [(&str, &str); 6] = [
+    ("attention_digits.cuh", include_str!("../kernels/attention_digits.cuh")),
+    ("heads.cuh", include_str!("../kernels/heads.cuh")),
     ("attention.cuh", include_str!("../kernels/attention.cuh")),
     ("blocks.cuh", include_str!("../kernels/blocks.cuh")),
     ("common.cuh", include_str!("../kernels/common.cuh")),
@@ -24,7 +26,7 @@ pub const HEADERS: [(&str, &str); 4] = [
 ];
 
 /// All kernel files.
-pub const FILES: [KernelFile; 11] = [
+pub const FILES: [KernelFile; 13] = [
     KernelFile {
         name: "matmul_few",
         source: include_str!("../kernels/matmul_few.cu"),
@@ -79,8 +81,27 @@ pub const FILES: [KernelFile; 11] = [
     KernelFile {
         name: "attention",
         source: include_str!("../kernels/attention.cu"),
-        kernels: &["attend_split", "attend_many", "attend_combine", "attend_gate"],
+        kernels: &[
+            "attend_split",
+            "attend_many",
+            "attend_combine",
+            "attend_gate",
+            "digits_combine",
+            "digits_gate",
+        ],
         only_for: None,
+    },
+    KernelFile {
+        name: "attention_digits",
+        source: include_str!("../kernels/attention_digits.cu"),
+        kernels: &["digits_split_1", "digits_split_2", "digits_many_1", "digits_many_2", "kv_transpose"],
+        only_for: None,
+    },
+    KernelFile {
+        name: "attention_wide",
+        source: include_str!("../kernels/attention_wide.cu"),
+        kernels: &["digits_wide_1", "digits_wide_2"],
+        only_for: Some(90),
     },
     KernelFile {
         name: "attention_exact",
@@ -102,6 +123,8 @@ pub const FILES: [KernelFile; 11] = [
             "norm_rows",
             "silu_rows",
             "rope_rows",
+            "rope_digits_1",
+            "rope_digits_2",
             "logit_rows",
             "tap_rows",
             "quantise",
@@ -112,7 +135,7 @@ pub const FILES: [KernelFile; 11] = [
     KernelFile {
         name: "draft",
         source: include_str!("../kernels/draft.cu"),
-        kernels: &["draft_tap", "draft_embed", "draft_norm", "draft_heads"],
+        kernels: &["draft_tap", "draft_embed", "draft_norm", "draft_heads", "draft_heads_1", "draft_heads_2"],
         only_for: None,
     },
     KernelFile {
@@ -160,6 +183,13 @@ impl Tuning {
     }
 }
 
+impl Tuning {
+    /// Units in flight of the many-row attention kernel in digits.
+    pub fn many_stages(&self) -> u32 {
+        if self.many_warps > 4 { 3 } else { 2 }
+    }
+}
+
 impl KernelFile {
     /// Does the file run on this architecture?
     pub fn supports(&self, arch: u32) -> bool {
@@ -177,7 +207,8 @@ impl KernelFile {
                 options.push(format!("-DWARP_ROW_TILES={}", tuning.warp_row_tiles));
                 options.push(format!("-DSTAGES={}", tuning.stages));
             }
-            "attention" => {
+            "attention" | "attention_digits" => {
+                options.push(format!("-DMANY_STAGES={}", tuning.many_stages()));
                 options.push(format!("-DSPLIT_WARPS={}", tuning.split_warps));
                 options.push(format!("-DMANY_WARPS={}", tuning.many_warps));
             }
@@ -244,7 +275,7 @@ args! {
     RopeArgs {
         part: u64, q_norm: u64, k_norm: u64, angles: u64, positions: u64, slots: u64, q: u64, q_exact: u64, kv: u64,
         block_halves: u64, segments: u32, n: u32, heads: u32, kv_heads: u32, width: u32, k_at: u32, v_at: u32, eps: f32,
-        q_scale: f32, exact_below: u32,
+        q_scale: f32, exact_below: u32, f: u64,
     }
     /// `logit_rows`
     LogitArgs { part: u64, logits: u64, best: u64, segments: u32, n: u32, out_rows: u32, vocab: u32, scale: f32, cap: f32 }
@@ -262,7 +293,7 @@ args! {
     DraftHeadArgs {
         part: u64, q_norm: u64, k_norms: u64, angles: u64, positions: u64, slots: u64, q: u64, kv: u64, block_halves: u64,
         layer_halves: u64, segments: u32, n: u32, width: u32, heads: u32, kv_heads: u32, layers: u32, k_at: u32, v_at: u32,
-        eps: f32, _padding: u32,
+        eps: f32, factor: f32, f: u64,
     }
     /// `top_select`, `top_merge`
     SelectArgs { logits: u64, counts: u64, chosen: u64, sorted: u64, vocab: u32, chunks: u32, most: u32, _padding: u32 }
@@ -283,6 +314,13 @@ args! {
         heads: u32, kv_heads: u32, group: u32, window: u32, group_tiles: u32, scale: f32, own: u64, own_halves: u64,
         ends: u64,
     }
+    /// `digits_*`
+    DigitArgs {
+        q: u64, f: u64, kv: u64, block_bytes: u64, tiles: u64, groups: u64, counts: u64, tables: u64, part_o: u64, part_l: u64,
+        heads: u32, kv_heads: u32, group: u32, window: u32, own: u64, own_bytes: u64, ends: u64,
+    }
+    /// `kv_transpose`
+    TransposeArgs { src: u64, dst: u64, digits: u32, out: u32 }
     /// `attend_short_*`
     ShortArgs {
         q: u64, kv: u64, block_halves: u64, rows: u64, slots: u64, qkvg: u64, act: Act, segments: u32, n: u32, width: u32,

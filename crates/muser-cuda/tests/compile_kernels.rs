@@ -10,7 +10,7 @@ use muser_cuda::nvrtc;
 
 /// Kernels that spill a little, by architecture: where 512 threads leave 128 registers to two accumulators of 32 rows x
 /// 32 tokens, and where a row of up to 32 warps leaves 64. What spills are addresses, outside the inner loop.
-const KNOWN_SPILLS: [(&str, &[u32]); 10] = [
+const KNOWN_SPILLS: [(&str, &[u32]); 12] = [
     ("few_q5k_16", &[90]),
     ("many_q4k", &[90, 100]),
     ("many_q5k", &[90, 100]),
@@ -21,6 +21,8 @@ const KNOWN_SPILLS: [(&str, &[u32]); 10] = [
     ("embed_rows", &[80]),
     ("any_super_1", &[80, 86, 89, 90, 100, 120]),
     ("any_super_8", &[80, 86, 89, 90, 100, 120]),
+    ("digits_many_1", &[80, 86, 89, 100, 120]),
+    ("digits_many_2", &[80, 86, 89, 90, 100, 120]),
 ];
 const KNOWN_SPILL_BYTES: u32 = 320;
 

@@ -27,7 +27,7 @@ impl ContextRows {
         }
     }
 
-    /// Takes in a block that was copied in; `keys` are those of a draft's first layer and head, `[256][128]` f16.
+    /// Takes in a block that was copied in; `keys` are those of a draft's first layer and head, `[256]` times what a key has.
     pub(crate) fn note_import(&mut self, block: BlockId, keys: &[u8]) {
         // A computed key has been normalised and is not zero.
         for (row, key) in keys.chunks_exact(keys.len() / BLOCK_LEN).enumerate() {

@@ -92,7 +92,7 @@ impl Drafter {
             slots: walk.data.slots(KvGroup::Sliding),
             kv: walk.sliding.memory.at(2 * self.first_plane),
             block_halves: walk.sliding.block_halves,
-            layer_halves: layer_halves(c) as u64,
+            layer_halves: layer_halves(c, self.kv) as u64,
             segments: w.context.output_segments(n),
             n: n as u32,
             width: w.context.out_rows as u32,

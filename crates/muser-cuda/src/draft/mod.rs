@@ -17,13 +17,14 @@ mod weights;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use muser_backend::DraftInfo;
+use muser_backend::{DraftInfo, KvType};
 use muser_kv::{BLOCK_LEN, BlockId};
 use muser_model::{DflashConfig, Draft};
 
 use crate::CudaError;
 use crate::driver::{Buffer, Context, Function, Graph};
 use crate::executor::Kernels;
+use crate::forward::{head_layout, layer_bytes};
 use crate::matrix::FEW_PASSES_ROWS;
 use context_rows::ContextRows;
 use extend::ExtendBuffers;
@@ -61,8 +62,9 @@ pub(crate) struct Drafter {
     config: DflashConfig,
     /// cos and sin, laid out like the target's.
     angles: Buffer<f32>,
-    /// f16 values of a sliding block before the draft's planes.
+    /// f16 values, or pairs of bytes, of a sliding block before the draft's planes.
     first_plane: usize,
+    kv: KvType,
 }
 
 impl Drafter {
@@ -75,25 +77,30 @@ impl Drafter {
         rows: usize,
         first_plane: usize,
         angles: Buffer<f32>,
+        kv: KvType,
     ) -> Result<Self, CudaError> {
         let config = draft.config.clone();
         let weights = DraftWeights::load(context, draft, &kernels.repack()?)?;
         Ok(Self {
             graphs: HashMap::new(),
             data: RoundData::new(context, &config)?,
-            round: RoundBuffers::new(context, &config, &weights)?,
+            round: RoundBuffers::new(context, &config, &weights, kv)?,
             extend: ExtendBuffers::new(context, &config, &weights, rows)?,
             kernels: DraftKernels {
                 tap: kernels.get("draft_tap")?,
                 embed: kernels.get("draft_embed")?,
                 norm: kernels.get("draft_norm")?,
-                heads: kernels.get("draft_heads")?,
+                heads: match kv.digits() {
+                    None => kernels.get("draft_heads")?,
+                    Some(digits) => kernels.get(&format!("draft_heads_{}", digits.count()))?,
+                },
             },
             weights,
             rows: ContextRows::default(),
             config,
             angles,
             first_plane,
+            kv,
         })
     }
 
@@ -106,7 +113,12 @@ impl Drafter {
 
     /// A sliding block was copied in.
     pub(crate) fn note_import(&mut self, block: BlockId, bytes: &[u8]) {
-        let keys = &bytes[2 * self.first_plane..][..2 * self.config.head_dim * BLOCK_LEN];
+        let first = &bytes[2 * self.first_plane..];
+        let keys = match self.kv.digits() {
+            None => &first[..2 * self.config.head_dim * BLOCK_LEN],
+            // A scale stands for its key.
+            Some(digits) => &first[head_layout(digits).k_scales()..][..size_of::<f32>() * BLOCK_LEN],
+        };
         self.rows.note_import(block, keys);
     }
 
@@ -126,9 +138,9 @@ impl Drafter {
     }
 }
 
-/// f16 values of one draft layer in a block.
-pub(crate) fn layer_halves(c: &DflashConfig) -> usize {
-    2 * c.kv_width() * BLOCK_LEN
+/// f16 values, or pairs of bytes, of one draft layer in a block.
+pub(crate) fn layer_halves(c: &DflashConfig, kv: KvType) -> usize {
+    layer_bytes(kv, c.kv_heads) / 2
 }
 
 /// Most rows of a round.

@@ -6,7 +6,8 @@
 
 use std::sync::Arc;
 
-use muser_backend::DraftBatch;
+use muser_backend::arith::attention::score_factor;
+use muser_backend::{DraftBatch, KvType};
 use muser_model::DflashConfig;
 
 use super::round_data::{RoundShape, most_parts, most_sequences};
@@ -15,11 +16,12 @@ use super::{Drafter, layer_halves, round_rows};
 use crate::CudaError;
 use crate::driver::{Buffer, Context, Launch, Stream};
 use crate::forward::{
-    Activations, EXACT_SHARED_BYTES, EXACT_THREADS, KvPool, PART_VALUES, RowKernels, Scratch, TOP_ROWS,
-    logit_launch,
+    Activations, COMBINE_RING_BYTES, EXACT_SHARED_BYTES, EXACT_THREADS, KvPool, PART_VALUES, RowKernels,
+    Scratch, TOP_ROWS, digits_split_launch, logit_launch,
 };
 use crate::kernels::{
-    CombineArgs, DraftEmbedArgs, DraftHeadArgs, DraftNormArgs, ExactArgs, LogitArgs, SiluArgs,
+    CombineArgs, DigitArgs, DraftEmbedArgs, DraftHeadArgs, DraftNormArgs, ExactArgs, LogitArgs, SiluArgs,
+    Tuning,
 };
 use crate::matrix::{FEW_PASSES_ROWS, Product, ProductKernels};
 use crate::weights::Weights;
@@ -31,6 +33,8 @@ pub(super) struct RoundBuffers {
     projected: Buffer<f32>,
     ffn_in: Buffer<f32>,
     q: Buffer<f32>,
+    /// `[rows][heads]`: factor of each query's scores, in digits.
+    q_factors: Buffer<f32>,
     part_o: Buffer<f32>,
     part_ml: Buffer<f32>,
     /// K and V of one layer at a time, a block for each sequence. Zeroed: attention multiplies what it masks by 0.
@@ -45,6 +49,7 @@ impl RoundBuffers {
         context: &Arc<Context>,
         c: &DflashConfig,
         weights: &DraftWeights,
+        kv: KvType,
     ) -> Result<Self, CudaError> {
         let rows = round_rows(c);
         let of =
@@ -60,9 +65,14 @@ impl RoundBuffers {
             projected: f32s(longest(&[&attn_out[..], &down].concat()))?,
             ffn_in: f32s(longest(&ffn_in))?,
             q: f32s(rows * c.q_width())?,
+            q_factors: f32s(rows * c.heads)?,
             part_o: f32s(parts * PART_VALUES)?,
             part_ml: f32s(parts * 16 * 2)?,
-            own: Buffer::zeroed(context, most_sequences(c) * layer_halves(c), "K and V of drafted blocks")?,
+            own: Buffer::zeroed(
+                context,
+                most_sequences(c) * layer_halves(c, kv),
+                "K and V of drafted blocks",
+            )?,
             act_hidden: Activations::new(context, rows, c.hidden, &[&attn_in[..], &ffn_in].concat())?,
             act_attention: Activations::new(context, rows, c.q_width(), &attn_out)?,
             act_ffn: Activations::new(context, rows, c.ffn, &down)?,
@@ -79,6 +89,7 @@ pub(crate) struct RoundTarget<'a> {
     pub(crate) scratch: &'a Scratch,
     pub(crate) sliding: &'a KvPool,
     pub(crate) multiprocessors: u32,
+    pub(crate) tuning: Tuning,
     pub(crate) graphs: bool,
     pub(crate) vocab: usize,
     pub(crate) logit_scale: f32,
@@ -232,7 +243,7 @@ impl Drafter {
         let stream = target.stream;
         let (heads, kv_heads) = (c.heads as u32, c.kv_heads as u32);
         let (q_width, kv_width) = (c.q_width() as u32, c.kv_width() as u32);
-        let own_halves = layer_halves(c) as u64;
+        let own_halves = layer_halves(c, self.kv) as u64;
         let head_args = DraftHeadArgs {
             part: b.attn_in.at(0),
             q_norm: layer.q_norm,
@@ -253,14 +264,53 @@ impl Drafter {
             k_at: q_width,
             v_at: q_width + kv_width,
             eps: c.rms_eps,
+            factor: self.kv.digits().map_or(0.0, |digits| score_factor(c.head_dim, digits)),
+            f: b.q_factors.at(0),
             ..DraftHeadArgs::default()
         };
         let grid = ((heads + 2 * kv_heads).div_ceil(4), n as u32);
         stream.launch(&self.kernels.heads, Launch::new(grid, 128), &head_args)?;
 
+        let kv = target.sliding.memory.at(2 * (self.first_plane + index * layer_halves(c, self.kv)));
+        let combine = CombineArgs {
+            part_o: b.part_o.at(0),
+            part_l: b.part_ml.at(0),
+            tiles: self.data.tiles(),
+            row_tile: self.data.row_tile(),
+            act: target.products.input(&layer.attn_out, b.act_attention.act, n),
+            n: n as u32,
+            group: heads / kv_heads,
+            ..CombineArgs::default()
+        };
+        let grid = (q_width / 256, n as u32);
+        if let Some(digits) = self.kv.digits() {
+            let attend = DigitArgs {
+                q: b.q.at(0),
+                f: b.q_factors.at(0),
+                kv,
+                block_bytes: 2 * target.sliding.block_halves,
+                tiles: self.data.tiles(),
+                counts: self.data.counts(),
+                tables: self.data.tables(),
+                part_o: b.part_o.at(0),
+                part_l: b.part_ml.at(0),
+                heads,
+                kv_heads,
+                group: heads / kv_heads,
+                window: c.window as u32,
+                own: b.own.at(0),
+                own_bytes: 2 * own_halves,
+                ends: self.data.ends(),
+                ..DigitArgs::default()
+            };
+            let shape = digits_split_launch(digits, &target.tuning, target.multiprocessors);
+            stream.launch(&target.rows.digits(digits).split, shape, &attend)?;
+            let shape = Launch { shared_bytes: COMBINE_RING_BYTES, ..Launch::new(grid, 256) };
+            return stream.launch(&target.rows.digits_combine, shape, &combine);
+        }
         let attend = ExactArgs {
             q: b.q.at(0),
-            kv: target.sliding.memory.at(2 * (self.first_plane + index * layer_halves(c))),
+            kv,
             block_halves: target.sliding.block_halves,
             tiles: self.data.tiles(),
             counts: self.data.counts(),
@@ -283,17 +333,6 @@ impl Drafter {
         };
         stream.launch(&target.rows.exact_split, shape, &attend)?;
 
-        let combine = CombineArgs {
-            part_o: b.part_o.at(0),
-            part_l: b.part_ml.at(0),
-            tiles: self.data.tiles(),
-            row_tile: self.data.row_tile(),
-            act: target.products.input(&layer.attn_out, b.act_attention.act, n),
-            n: n as u32,
-            group: heads / kv_heads,
-            ..CombineArgs::default()
-        };
-        let grid = (q_width / 256, n as u32);
         stream.launch(&target.rows.exact_combine, Launch::new(grid, 256), &combine)
     }
 }

@@ -4,11 +4,12 @@ use muser_backend::{DraftBatch, ExecError, KvCapacity, check_draft, draft_mark};
 use muser_gguf::GgmlType;
 use muser_model::Draft;
 
-use super::{CudaExecutor, angles, copy_rows, types_of, weight_types};
+use super::{CudaExecutor, angles, check_norms, copy_rows, types_of, weight_types};
 use crate::CudaError;
 use crate::draft::{self, DRAFT_ROUTE, Drafter, RoundTarget};
 use crate::driver::Buffer;
 use crate::forward::{TOP_ROWS, id_of_rank};
+use crate::kernels::Tuning;
 use crate::selftest::{self, Card};
 
 impl CudaExecutor {
@@ -23,10 +24,22 @@ impl CudaExecutor {
         check_draft(draft, &self.model, "cuda")?;
         draft::check_shapes(&draft.config)
             .map_err(|e| ExecError::Unsupported { backend: "cuda", what: e.to_string() })?;
+        if self.options.kv.digits().is_some() {
+            for (i, layer) in draft.layers.iter().enumerate() {
+                check_norms(
+                    &format!("draft layer {i}"),
+                    &layer.attn_q_norm,
+                    &layer.attn_k_norm,
+                    draft.config.head_dim,
+                )
+                .map_err(|e| ExecError::Unsupported { backend: "cuda", what: e.to_string() })?;
+            }
+        }
         let drafter = self.load_draft(draft).map_err(|e| self.fail(e))?;
         self.graphs.clear();
         self.info.draft = Some(drafter.info());
-        self.info.sliding_block_bytes += draft.layers.len() * draft::layer_halves(&draft.config) * 2;
+        self.info.sliding_block_bytes +=
+            draft.layers.len() * draft::layer_halves(&draft.config, self.options.kv) * 2;
         self.info.route = format!("{}+{DRAFT_ROUTE}-{}", self.info.route, draft_mark(draft));
         self.drafter = Some(drafter);
         Ok(())
@@ -48,7 +61,15 @@ impl CudaExecutor {
         let own_angles = Buffer::from_slice(&self.context, &own_angles, "the draft's rotation angles")?;
         let first_plane = self.info.sliding_block_bytes / 2;
         let rows = self.options.max_rows;
-        let drafter = Drafter::new(&self.context, &self.kernels, draft, rows, first_plane, own_angles)?;
+        let drafter = Drafter::new(
+            &self.context,
+            &self.kernels,
+            draft,
+            rows,
+            first_plane,
+            own_angles,
+            self.options.kv,
+        )?;
         self.products.reserve(&self.context, drafter.products())?;
         Ok(drafter)
     }
@@ -93,6 +114,7 @@ impl CudaExecutor {
             scratch: &self.scratch,
             sliding: &self.sliding,
             multiprocessors: self.context.multiprocessors,
+            tuning: Tuning::of(self.context.arch),
             graphs: self.options.graphs,
             vocab,
             logit_scale: self.geometry.logit_scale,

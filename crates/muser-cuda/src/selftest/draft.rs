@@ -163,7 +163,8 @@ fn heads(card: &Card<'_>, computed: bool, random: &mut Random) -> Result<usize, 
         k_at: k_at as u32,
         v_at: v_at as u32,
         eps: EPS,
-        _padding: 0,
+        factor: 0.0,
+        f: 0,
     };
     let grid = ((heads + 2 * layers).div_ceil(4) as u32, n as u32);
     card.stream.launch(&card.kernels.get("draft_heads")?, Launch::new(grid, 128), &args)?;

@@ -3,6 +3,7 @@
 //! [`run`] is thorough and takes about a second. A short form of it runs whenever an executor is made, with the weight types
 //! of its model; [`SKIP_VARIABLE`] leaves it out.
 
+mod digits;
 mod draft;
 mod products;
 mod rounded;
@@ -68,6 +69,7 @@ pub(crate) fn at_start(card: &Card<'_>, types: &[GgmlType], prefill: Prefill) ->
         compared += rounding(card, types, &mut random)?;
     }
     let steps = steps::check(card, &mut random)? + draft::select(card, &mut random)?;
+    let steps = steps + digits::check(card, &mut random)?;
     Ok(Report { compared: compared + steps })
 }
 

@@ -179,7 +179,7 @@ fn silu(card: &Card<'_>, random: &mut Random) -> Result<usize, CudaError> {
 }
 
 /// Norm and rotation of a head.
-fn rotated(x: &[f32], weight: &[f32], angles: &[f32]) -> Vec<f32> {
+pub(super) fn rotated(x: &[f32], weight: &[f32], angles: &[f32]) -> Vec<f32> {
     let r = arith::inverse_rms(arith::row_dot(x, x), HEAD, EPS);
     let x: Vec<f32> = x.iter().zip(weight).map(|(x, w)| x * r * w).collect();
     let pairs = x.chunks(2).zip(angles.chunks(2));
@@ -227,6 +227,7 @@ fn rope(card: &Card<'_>, exact: bool, random: &mut Random) -> Result<usize, Cuda
         v_at: v_at as u32,
         eps: EPS,
         q_scale,
+        f: 0,
     };
     let grid = ((heads + 2).div_ceil(4) as u32, n as u32);
     card.stream.launch(&card.kernels.get("rope_rows")?, Launch::new(grid, 128), &args)?;

@@ -1,0 +1,238 @@
+// Attention in exact integers (attention_digits.cuh): decode, prefill with each warp's own tensor instructions, and the
+// transposition of blocks that leave or come. Prefill on Hopper: attention_wide.cu.
+//
+// `digits_split_*` computes blocks in parallel and leaves the additions to `digits_combine`; `digits_many_*` walks them in
+// turn. Same units, same additions, same bits.
+#include "attention_digits.cuh"
+
+#ifndef SPLIT_WARPS
+#define SPLIT_WARPS 4
+#endif
+#ifndef MANY_WARPS
+#define MANY_WARPS 8
+#endif
+#ifndef MANY_STAGES
+#define MANY_STAGES 3
+#endif
+
+constexpr int O_STRIDE = 132;  // floats from row to row of a unit's O in shared memory
+
+// Where a partial result belongs. Nothing in a step writes the tiles and tables, so they are read before the wait.
+struct Item {
+  Tile tile;
+  u32 kv_head, at;  // at: block within the tile's blocks
+  const u8* head;
+  int first;        // place of the block's first position in the terms of the visible rows
+  int end;          // as in `visible`
+  bool own;         // the draft's own block: all its rows see all of it
+};
+
+// Moves to partial result i, in the same tile if it is there.
+template <int D> DEVICE void seek(Item& item, u32& index, u32 i, const DigitArgs& p, u32 tiles, int lane) {
+  if (i - item.tile.part >= item.tile.parts * p.kv_heads) {
+    index = find_tile(p.tiles, tiles, i, lane);
+    item.tile = load_tile(p.tiles + index);
+  }
+  const u32 inside = i - item.tile.part;
+  item.kv_head = inside / item.tile.parts;
+  item.at = inside - item.kv_head * item.tile.parts;
+  item.own = p.own && item.at + 1 == item.tile.parts;
+  const u32* ends = p.ends + (u64)index * 3;
+  if (item.own) {
+    item.head = p.own + (u64)__ldcg(ends + 1) * p.own_bytes + item.kv_head * head_bytes<D>();
+    item.first = 0;
+    item.end = (int)__ldcg(ends + 2);
+  } else {
+    item.head = block_at(p, __ldcg(p.tables + item.tile.table + item.at), item.kv_head * head_bytes<D>());
+    item.first = (int)(item.tile.first_block + item.at) * 256;
+    item.end = p.own ? (int)__ldcg(ends) : -1;
+  }
+}
+
+// One block per turn; warp u computes units u, u + SPLIT_WARPS, ... The next turn's place is known and its K and V are
+// fetched as soon as this turn's have been used. Blocks that this step does not write are fetched before the wait.
+template <int D> DEVICE void split(const DigitArgs& p) {
+  extern __shared__ __align__(1024) u8 sh[];
+  __shared__ float uw[4][16], ul[4][16];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
+  const u32 buf = smem_u32(sh) + warp * unit_bytes<D>();
+  float* uo = (float*)(sh + SPLIT_WARPS * unit_bytes<D>());  // [4][16][O_STRIDE]
+  constexpr int ROUNDS = 4 / SPLIT_WARPS;
+  constexpr int STEP_ROWS = 16;  // most rows that a sequence with split attention has in a step
+
+  // Units that no row of the tile sees are neither fetched nor computed: their weight is 0.
+  auto seen = [&](const Item& item, int round) {
+    const int first = item.first + (warp + round * SPLIT_WARPS) * 64;
+    const int end = item.end < 0 ? (int)(item.tile.pos + item.tile.count) : item.end;
+    return first < end && (item.own || !p.window || first + 63 + (int)p.window > (int)item.tile.pos);
+  };
+  auto fetch_k = [&](bool on, const Item& item, int round) {
+    if (on && seen(item, round)) {
+#pragma unroll 8
+      for (int i = lane; i < k_pieces<D>(); i += 32) stage_k<D>(buf, item.head, warp + round * SPLIT_WARPS, i);
+    }
+    cp_commit();
+  };
+  auto fetch_v = [&](bool on, const Item& item, int round) {
+    if (on && seen(item, round)) {
+#pragma unroll 8
+      for (int i = lane; i < v_pieces<D>(); i += 32) stage_v<D>(buf, item.head, warp + round * SPLIT_WARPS, i);
+    }
+    cp_commit();
+  };
+
+  pdl_launch();
+  const u32 count = __ldcg(p.counts), tiles = __ldcg(p.counts + 1);
+  Item next;
+  u32 index = 0;
+  next.tile.part = next.tile.parts = 0;
+  bool old = false;
+  if (blockIdx.x < count) {
+    seek<D>(next, index, blockIdx.x, p, tiles, lane);
+    old = !p.own && (next.tile.first_block + next.at + 1) * 256 + STEP_ROWS <= next.tile.pos;
+    if (old) {
+      fetch_k(true, next, 0);
+      fetch_v(true, next, 0);
+    }
+  }
+  if (blockIdx.x >= count && blockIdx.x) return;  // makes room for the kernels to come; one has to wait
+  pdl_wait();
+  if (blockIdx.x >= count) return;
+  if (!old) {
+    fetch_k(true, next, 0);
+    fetch_v(true, next, 0);
+  }
+  Queries q;
+  u32 q_row = ~0u, q_head = 0;
+  for (u32 item = blockIdx.x; item < count; item += gridDim.x) {
+    const Item now = next;
+    const bool more = item + gridDim.x < count;
+    if (more) seek<D>(next, index, item + gridDim.x, p, tiles, lane);
+    if (now.tile.row != q_row || now.kv_head != q_head) {
+      load_queries(q, p, now.tile, now.kv_head, g, t);
+      q_row = now.tile.row;
+      q_head = now.kv_head;
+    }
+    Rows2 rows = visible(p, now.tile, g, now.end);
+    if (now.own) rows.lo[0] = rows.lo[1] = 0;
+#pragma unroll
+    for (int round = 0; round < ROUNDS; round++) {
+      const bool last = round == ROUNDS - 1;
+      const int unit = warp + round * SPLIT_WARPS;
+      const bool on = seen(now, round);
+      float s[8][4];
+      Weights a;
+      a.w[0] = a.w[1] = a.l[0] = a.l[1] = 0.f;
+      cp_wait<1>();
+      __syncwarp();
+      if (on) {
+        unit_scores<D>(s, q, buf, lane);
+        unit_weights<D>(a, s, q.f, buf + unit_scales<D>(), now.first + unit * 64, rows, t);
+      }
+      __syncwarp();
+      fetch_k(!last || more, last ? next : now, last ? 0 : round + 1);
+      if (t == 0) {
+        uw[unit][g] = a.w[0]; uw[unit][g + 8] = a.w[1];
+        ul[unit][g] = a.l[0]; ul[unit][g + 8] = a.l[1];
+      }
+      cp_wait<1>();
+      __syncwarp();
+      if (on) {
+        float* o = uo + (unit * 16 + g) * O_STRIDE + 2 * t;
+#pragma unroll
+        for (int nt = 0; nt < 16; nt++) {
+          float v[4];
+          unit_values<D>(v, a, buf, nt, lane);
+          *(float2*)(o + 8 * nt) = make_float2(v[0], v[1]);
+          *(float2*)(o + 8 * O_STRIDE + 8 * nt) = make_float2(v[2], v[3]);
+        }
+      }
+      __syncwarp();
+      fetch_v(!last || more, last ? next : now, last ? 0 : round + 1);
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < 16 * 32; i += SPLIT_WARPS * 32) {
+      const int row = i >> 5, d = (i & 31) * 4;
+      float4 b = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll
+      for (int u = 0; u < 4; u++) {
+        const float w = uw[u][row];
+        if (w != 0.f) {
+          const float4 v = *(const float4*)(uo + (u * 16 + row) * O_STRIDE + d);
+          b.x = __fmaf_rn(v.x, w, b.x); b.y = __fmaf_rn(v.y, w, b.y); b.z = __fmaf_rn(v.z, w, b.z); b.w = __fmaf_rn(v.w, w, b.w);
+        }
+      }
+      *(float4*)(p.part_o + (u64)item * 2048 + row * 128 + d) = b;
+      if (d == 0) {
+        float lb = 0.f;
+#pragma unroll
+        for (int u = 0; u < 4; u++) lb = __fadd_rn(lb, ul[u][row]);
+        p.part_l[(u64)item * 16 + row] = lb;
+      }
+    }
+    __syncthreads();
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(SPLIT_WARPS * 32, 1) digits_split_2(const __grid_constant__ DigitArgs p) { split<2>(p); }
+extern "C" __global__ void __launch_bounds__(SPLIT_WARPS * 32, 1) digits_split_1(const __grid_constant__ DigitArgs p) { split<1>(p); }
+
+// Each warp multiplies for itself.
+struct OwnProducts {
+  DEVICE static int first_warp(int warp) { return warp; }
+  DEVICE static int last_warp(int warp) { return warp; }
+  DEVICE static void after_copy() {}
+  template <int D> DEVICE static void scores(float (&s)[8][4], const Queries& q, u32 base, int lane) {
+    unit_scores<D>(s, q, base, lane);
+  }
+  template <int D> DEVICE static void values(float (&o)[16][4], const Weights& a, u32 base, int lane) {
+#pragma unroll
+    for (int nt = 0; nt < 16; nt++) {
+      float v[4];
+      unit_values<D>(v, a, base, nt, lane);
+#pragma unroll
+      for (int e = 0; e < 4; e++) o[nt][e] = __fmaf_rn(v[e], a.w[e >> 1], o[nt][e]);
+    }
+  }
+};
+extern "C" __global__ void __launch_bounds__(MANY_WARPS * 32, 1) digits_many_2(const __grid_constant__ DigitArgs p) {
+  walk_tiles<2, MANY_WARPS, MANY_STAGES, OwnProducts>(p);
+}
+extern "C" __global__ void __launch_bounds__(MANY_WARPS * 32, 1) digits_many_1(const __grid_constant__ DigitArgs p) {
+  walk_tiles<1, MANY_WARPS, MANY_STAGES, OwnProducts>(p);
+}
+
+struct TransposeArgs {
+  const u8* src;
+  u8* dst;
+  u32 digits;  // of K and of V
+  u32 out;     // 1: from the card's order to that of other backends; 0: back
+};
+
+// K and V of the heads of a block between the card's order and words of four dims or positions (`muser_backend::kv_layout`):
+// a plane of K is a matrix of 256 x 32 words here and 32 x 256 there, one of V 128 x 64 here and 64 x 128 there. Grid
+// (2 digits + 1, heads): the last of a head's CTAs copies its scales.
+extern "C" __global__ void __launch_bounds__(256) kv_transpose(const __grid_constant__ TransposeArgs p) {
+  __shared__ u32 tile[32][33];
+  const u64 head = (u64)blockIdx.y * (2 * p.digits * PLANE + 2048);
+  const u32 plane = blockIdx.x;
+  const u32* src = (const u32*)(p.src + head + plane * PLANE);
+  u32* dst = (u32*)(p.dst + head + plane * PLANE);
+  if (plane == 2 * p.digits) {
+    for (int i = threadIdx.x; i < 512; i += 256) dst[i] = src[i];
+    return;
+  }
+  const int here_rows = plane < p.digits ? 256 : 128, here_columns = plane < p.digits ? 32 : 64;
+  const int rows = p.out ? here_rows : here_columns, columns = p.out ? here_columns : here_rows;  // of the source
+  const int x = threadIdx.x & 31, y = threadIdx.x >> 5;
+  for (int r = 0; r < rows; r += 32) {
+    for (int c = 0; c < columns; c += 32) {
+#pragma unroll
+      for (int i = y; i < 32; i += 8) tile[i][x] = src[(r + i) * columns + c + x];
+      __syncthreads();
+#pragma unroll
+      for (int i = y; i < 32; i += 8) dst[(c + i) * rows + r + x] = tile[x][i];
+      __syncthreads();
+    }
+  }
+}
