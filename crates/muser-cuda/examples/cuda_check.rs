@@ -12,10 +12,10 @@
 //! cuda_check same MODEL [POSITIONS]     exact attention against the CPU backend: logits and KV bytes of random ids
 //! cuda_check speed MODEL NAME COMMIT DATE  decode and prefill against a plain read of device memory, as a receipt
 //! cuda_check quick MODEL [prefill]      a few of these figures in seconds, to compare variants
-//! cuda_check options MODEL              what exact attention costs, and what leaving the logits on the card saves
+//! cuda_check options MODEL              what each kind of attention costs, and what leaving the logits on the card saves
 //! cuda_check step MODEL SEQS ROWS DEPTH two steps of SEQS sequences of ROWS rows, kernel by kernel, for a profiler
 //! ```
-//! `MUSER_CHECK_PREFILL=fast` does all this with fast prefill.
+//! `MUSER_CHECK_PREFILL=fast` does all this with fast prefill, `MUSER_CHECK_KV=16` or `8` with K and V in digits.
 #![expect(clippy::print_stdout, reason = "the result is printed")]
 
 use std::sync::{Arc, Mutex};
@@ -86,7 +86,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// The default options; with `MUSER_CHECK_PREFILL=fast` in the environment, fast prefill.
 fn defaults() -> CudaOptions {
     let fast = std::env::var("MUSER_CHECK_PREFILL").is_ok_and(|v| v == "fast");
-    CudaOptions { prefill: if fast { Prefill::Fast } else { Prefill::Exact }, ..CudaOptions::default() }
+    let prefill = if fast { Prefill::Fast } else { Prefill::Exact };
+    CudaOptions { prefill, kv: kv_type(), ..CudaOptions::default() }
+}
+
+fn kv_type() -> KvType {
+    match std::env::var("MUSER_CHECK_KV").as_deref() {
+        Ok("16") => KvType::Int16,
+        Ok("8") => KvType::Int8,
+        _ => KvType::F16,
+    }
 }
 
 fn probe() -> Outcome {
@@ -124,7 +133,7 @@ impl Executor for Shared {
     }
 }
 
-/// Random schedules; a differing bit panics with its place. With graphs and without, with either attention.
+/// Random schedules; a differing bit panics with its place. With graphs and without, with either attention of f16.
 fn exact(model: &Model, seeds: usize) -> Outcome {
     let g = &model.geometry;
     for (graphs, attention) in [
@@ -133,7 +142,10 @@ fn exact(model: &Model, seeds: usize) -> Outcome {
         (true, Attention::Exact),
         (false, Attention::Exact),
     ] {
-        let options = CudaOptions { max_rows: 512, graphs, attention, ..CudaOptions::default() };
+        if attention == Attention::Exact && kv_type() != KvType::F16 {
+            continue;
+        }
+        let options = CudaOptions { max_rows: 512, graphs, attention, ..defaults() };
         let executor = CudaExecutor::new(model, options)?;
         let info = executor.info().clone();
         let shared = Arc::new(Mutex::new(executor));
@@ -285,9 +297,17 @@ fn options(model: &Model) -> Outcome {
     let g = &model.geometry;
     let deepest = if g.context > 100_000 { 131_072 - 64 } else { g.context - 64 };
     let mut tests = Vec::new();
-    for (name, attention) in [("fast", Attention::Fast), ("exact", Attention::Exact)] {
+    let of = |attention, kv| CudaOptions { attention, kv, ..CudaOptions::default() };
+    // In turn, and the first again at the end: what a pause or a clock does shows between its two.
+    for (name, options) in [
+        ("f16", of(Attention::Fast, KvType::F16)),
+        ("16-bit", of(Attention::Fast, KvType::Int16)),
+        ("8-bit", of(Attention::Fast, KvType::Int8)),
+        ("f16, CPU order,", of(Attention::Exact, KvType::F16)),
+        ("f16", of(Attention::Fast, KvType::F16)),
+    ] {
         let start = Instant::now();
-        let mut executor = CudaExecutor::new(model, CudaOptions { attention, ..CudaOptions::default() })?;
+        let mut executor = CudaExecutor::new(model, options)?;
         let load_seconds = start.elapsed().as_secs_f64();
         for (depth, rows) in [(0, 1), (0, 16), (8192, 1), (8192, 16), (deepest, 1)] {
             if depth > deepest {
