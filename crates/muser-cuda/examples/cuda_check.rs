@@ -8,8 +8,9 @@
 //! cuda_check memory MODEL               asks for more memory than the card has; everything goes on afterwards
 //! cuda_check agree MODEL [POSITIONS]    logits against the scalar reference executor
 //! cuda_check synth FILE                 full-size synthetic Q4_K_M file
-//! cuda_check greedy MODEL [TOKENS]      greedy ids of ten prompts against the CPU backend, with either attention
-//! cuda_check same MODEL [POSITIONS]     exact attention against the CPU backend: logits and KV bytes of random ids
+//! cuda_check greedy MODEL [TOKENS]      greedy ids of ten prompts against the CPU backend, with either attention of f16
+//! cuda_check same MODEL [POSITIONS]     exact attention (with K and V in digits: the only one) against the CPU backend: logits
+//!                                       and KV bytes of random ids
 //! cuda_check speed MODEL NAME COMMIT DATE  decode and prefill against a plain read of device memory, as a receipt
 //! cuda_check quick MODEL [prefill]      a few of these figures in seconds, to compare variants
 //! cuda_check options MODEL              what each kind of attention costs, and what leaving the logits on the card saves
@@ -88,6 +89,11 @@ fn defaults() -> CudaOptions {
     let fast = std::env::var("MUSER_CHECK_PREFILL").is_ok_and(|v| v == "fast");
     let prefill = if fast { Prefill::Fast } else { Prefill::Exact };
     CudaOptions { prefill, kv: kv_type(), ..CudaOptions::default() }
+}
+
+/// The CPU backend with the same KV type.
+fn cpu_defaults() -> CpuOptions {
+    CpuOptions { kv: kv_type(), ..CpuOptions::default() }
 }
 
 fn kv_type() -> KvType {
@@ -342,7 +348,7 @@ fn median(times: &[f64]) -> f64 {
 /// these have the same bits in every logit and every stored K and V?
 fn greedy(model: &Model, tokens: usize) -> Outcome {
     let g = &model.geometry;
-    let mut cpu = CpuExecutor::new(model.clone(), CpuOptions::default())?;
+    let mut cpu = CpuExecutor::new(model.clone(), cpu_defaults())?;
     let tokenizer = Tokenizer::from_gguf(&model.file)?;
     let topics = ["fox", "river", "king", "clock", "garden", "ship", "teacher", "winter", "moon", "bridge"];
     let prompts: Vec<Vec<u32>> = topics
@@ -360,7 +366,7 @@ fn greedy(model: &Model, tokens: usize) -> Outcome {
         .collect::<Result<Vec<_>, ExecError>>()?;
     let mut report = serde_json::Map::new();
     for (name, attention) in [("fast", Attention::Fast), ("exact", Attention::Exact)] {
-        let options = CudaOptions { max_rows: 512, attention, ..CudaOptions::default() };
+        let options = CudaOptions { max_rows: 512, attention, ..defaults() };
         let mut cuda = CudaExecutor::new(model, options)?;
         let (mut equal_tokens, mut equal_bits) = (Vec::new(), 0);
         for (prompt, expected) in prompts.iter().zip(&expected) {
@@ -393,8 +399,8 @@ fn types() -> Outcome {
     for ty in GgmlType::all().filter(|ty| ty.is_decodable() && *ty != GgmlType::Q8_K) {
         let file = GgufFile::from_bytes(synth::tiny(&g, ty, 1)?)?;
         let model = Model::from_gguf(Arc::new(file))?;
-        let mut cpu = CpuExecutor::new(model.clone(), CpuOptions::default())?;
-        let options = CudaOptions { max_rows: 128, attention: Attention::Exact, ..CudaOptions::default() };
+        let mut cpu = CpuExecutor::new(model.clone(), cpu_defaults())?;
+        let options = CudaOptions { max_rows: 128, attention: Attention::Exact, ..defaults() };
         let mut cuda = CudaExecutor::new(&model, options)?;
         let ids: Vec<u32> = (0..40u32).map(|i| (i * 97 + 11) % g.vocab as u32).collect();
         let (a, b) = (continuation(&mut cpu, &g, &ids, 4)?, continuation(&mut cuda, &g, &ids, 4)?);
@@ -436,8 +442,8 @@ fn same(model: &Model, positions: usize) -> Outcome {
     let g = &model.geometry;
     let mut random = Random::new(21);
     let ids: Vec<u32> = (0..positions).map(|_| random.below(g.vocab) as u32).collect();
-    let mut cpu = CpuExecutor::new(model.clone(), CpuOptions::default())?;
-    let options = CudaOptions { max_rows: 512, attention: Attention::Exact, ..CudaOptions::default() };
+    let mut cpu = CpuExecutor::new(model.clone(), cpu_defaults())?;
+    let options = CudaOptions { max_rows: 512, attention: Attention::Exact, ..defaults() };
     let mut cuda = CudaExecutor::new(model, options)?;
     let layers = [0, g.layers() / 2, g.layers() - 1];
     let mut results: Vec<(StepOutput, blake3::Hash)> = Vec::new();
@@ -467,6 +473,13 @@ fn kv_hash(executor: &dyn Executor, g: &Geometry, positions: usize) -> Result<bl
         let mut bytes = vec![0u8; executor.info().block_bytes(group)];
         for block in 0..positions.div_ceil(BLOCK_LEN) as u32 {
             executor.export_block(group, BlockId(block), &mut bytes)?;
+            if executor.info().kv_type.digits().is_some() {
+                // One layout for all backends; rows that nobody wrote are cleared.
+                let rows = (positions - block as usize * BLOCK_LEN).min(BLOCK_LEN);
+                executor.clear_rows(group, rows, &mut bytes);
+                hasher.update(&bytes);
+                continue;
+            }
             if executor.info().backend == "cpu" {
                 hasher.update(&bytes);
                 continue;

@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use muser_backend::Executor;
+use muser_backend::{Executor, KvType};
 use muser_backend::conformance::{
     cleared_rows_tell_nothing, draft_invariance, draft_logits, import_continues, row_invariance,
     skipped_context_is_blank,
@@ -59,6 +59,53 @@ fn rows_do_not_depend_on_the_batch() {
     if card() {
         let model = tiny();
         row_invariance(|| executor(&model), &model.geometry, 1, 4, 700);
+    }
+}
+
+/// K and V in digits: the same invariances, and blocks in the layout of every backend.
+#[test]
+fn attention_in_integers_keeps_the_contract() {
+    if !card() {
+        return;
+    }
+    let model = tiny();
+    for kv in [KvType::Int16, KvType::Int8] {
+        let fresh = || {
+            let options = CudaOptions { max_rows: 512, kv, ..CudaOptions::default() };
+            Box::new(CudaExecutor::new(&model, options).expect("loads")) as Box<dyn Executor>
+        };
+        row_invariance(fresh, &model.geometry, 1, 4, 700);
+        import_continues(fresh, &model.geometry, 2, 700, 40);
+        cleared_rows_tell_nothing(fresh, &model.geometry, 3, &[1, 100, 255, 259]);
+    }
+}
+
+/// E8: a prefix that the processor computed goes on upon the card as if it had computed it, and the reverse.
+#[test]
+fn blocks_move_between_processor_and_card() {
+    if !card() {
+        return;
+    }
+    let model = tiny();
+    for kv in [KvType::Int16, KvType::Int8] {
+        let on_card = || {
+            let options = CudaOptions { max_rows: 512, kv, ..CudaOptions::default() };
+            Box::new(CudaExecutor::new(&model, options).expect("loads")) as Box<dyn Executor>
+        };
+        let on_processor = || {
+            let options = CpuOptions { kv, ..CpuOptions::default() };
+            Box::new(CpuExecutor::new(model.clone(), options).expect("loads")) as Box<dyn Executor>
+        };
+        assert_eq!(on_card().info().route, on_processor().info().route);
+        // Whatever is made first computes the prefix, the second one imports it.
+        for card_first in [true, false] {
+            let mut made = 0;
+            let next = || {
+                made += 1;
+                if (made % 2 == 1) == card_first { on_card() } else { on_processor() }
+            };
+            import_continues(next, &model.geometry, 7, 700, 40);
+        }
     }
 }
 
