@@ -4,11 +4,11 @@
 
 use std::path::Path;
 
-use muser_backend::{Executor, KvType};
 use muser_backend::conformance::{
     cleared_rows_tell_nothing, draft_invariance, draft_logits, import_continues, row_invariance,
     skipped_context_is_blank,
 };
+use muser_backend::{Executor, KvType};
 use muser_cpu::{CpuExecutor, CpuOptions};
 use muser_cuda::{Attention, CudaExecutor, CudaOptions, device, selftest};
 use muser_model::{Draft, Model};
