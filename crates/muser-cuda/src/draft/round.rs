@@ -266,7 +266,6 @@ impl Drafter {
             eps: c.rms_eps,
             factor: self.kv.digits().map_or(0.0, |digits| score_factor(c.head_dim, digits)),
             f: b.q_factors.at(0),
-            ..DraftHeadArgs::default()
         };
         let grid = ((heads + 2 * kv_heads).div_ceil(4), n as u32);
         stream.launch(&self.kernels.heads, Launch::new(grid, 128), &head_args)?;
