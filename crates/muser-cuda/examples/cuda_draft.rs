@@ -6,14 +6,17 @@
 //! cuda_draft sampled MODEL [TOKENS]                  sampled text from the card's candidates against text from all logits
 //! cuda_draft speed MODEL DRAFT NAME COMMIT DATE      what drafts and sampling cost on a large model, as a receipt
 //! ```
+//! `MUSER_CHECK_KV=16` or `8` does all this with K and V in digits.
 #![expect(clippy::print_stdout, reason = "the result is printed")]
 
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use muser_backend::conformance::{Random, draft_invariance, draft_logits, skipped_context_is_blank};
+use muser_backend::kv_layout::HeadLayout;
 use muser_backend::{
-    DraftBatch, ExecError, Executor, ExecutorInfo, KvCapacity, Row, RowInput, RowWants, StepBatch, StepOutput,
+    DraftBatch, ExecError, Executor, ExecutorInfo, KvCapacity, KvType, Row, RowInput, RowWants, StepBatch,
+    StepOutput,
 };
 use muser_cpu::{CpuExecutor, CpuOptions};
 use muser_cuda::{Attention, CudaExecutor, CudaOptions};
@@ -126,8 +129,23 @@ fn card(model: &Model, draft: Option<&Draft>, options: CudaOptions) -> Result<Bo
     Ok(Box::new(executor))
 }
 
+/// K and V in digits with `MUSER_CHECK_KV=16` or `8`.
+fn kv_type() -> KvType {
+    match std::env::var("MUSER_CHECK_KV").as_deref() {
+        Ok("16") => KvType::Int16,
+        Ok("8") => KvType::Int8,
+        _ => KvType::F16,
+    }
+}
+
 fn exact_options(graphs: bool) -> CudaOptions {
-    CudaOptions { max_rows: 512, attention: Attention::Exact, graphs, ..CudaOptions::default() }
+    CudaOptions {
+        max_rows: 512,
+        attention: Attention::Exact,
+        graphs,
+        kv: kv_type(),
+        ..CudaOptions::default()
+    }
 }
 
 fn same(model: &Model, draft: &Draft) -> Outcome {
@@ -156,7 +174,7 @@ fn same(model: &Model, draft: &Draft) -> Outcome {
         drafts.push((format!("synthetic {mix}"), Draft::from_gguf(Arc::new(GgufFile::from_bytes(bytes)?))?));
     }
     for (name, draft) in &drafts {
-        let mut cpu = CpuExecutor::new(model.clone(), CpuOptions::default())?;
+        let mut cpu = CpuExecutor::new(model.clone(), CpuOptions { kv: kv_type(), ..CpuOptions::default() })?;
         cpu.attach_draft(draft.clone())?;
         let mut equal = 0usize;
         for graphs in [true, false] {
@@ -182,7 +200,8 @@ fn same(model: &Model, draft: &Draft) -> Outcome {
         report.insert(name.clone(), json!({ "logits_equal": equal, "context_kv_equal": true }));
     }
     for (attention, graphs) in [(Attention::Fast, true), (Attention::Exact, true), (Attention::Fast, false)] {
-        let options = CudaOptions { max_rows: 512, attention, graphs, ..CudaOptions::default() };
+        let options =
+            CudaOptions { max_rows: 512, attention, graphs, kv: kv_type(), ..CudaOptions::default() };
         for (_, draft) in &drafts[..2] {
             let shared = Shared::new(card(model, Some(draft), options)?);
             for seed in 0..2 {
@@ -201,6 +220,17 @@ fn same(model: &Model, draft: &Draft) -> Outcome {
 fn planes(executor: &dyn Executor, g: &Geometry, draft: &Draft, len: usize) -> Result<Vec<u8>, ExecError> {
     let c = &draft.config;
     let layers = g.sliding.iter().filter(|sliding| **sliding).count();
+    if let Some(digits) = executor.info().kv_type.digits() {
+        // One layout for all backends; the rows behind the last one that was written are cleared.
+        let head = HeadLayout { dim: c.head_dim, digits }.bytes();
+        let (mut bytes, mut all) = (vec![0u8; executor.info().sliding_block_bytes], Vec::new());
+        for block in 0..(len - 1).div_ceil(BLOCK_LEN) {
+            executor.export_block(KvGroup::Sliding, BlockId(block as u32), &mut bytes)?;
+            executor.clear_rows(KvGroup::Sliding, (len - 1 - block * BLOCK_LEN).min(BLOCK_LEN), &mut bytes);
+            all.extend_from_slice(&bytes[layers * g.kv_heads * head..]);
+        }
+        return Ok(all);
+    }
     let target_bytes = layers * 2 * g.kv_width() * BLOCK_LEN * 2;
     let head = BLOCK_LEN * c.head_dim;
     let mut bytes = vec![0u8; executor.info().sliding_block_bytes];
@@ -338,7 +368,7 @@ fn texts(model: &Model, draft: &Draft, tokens: usize) -> Outcome {
     let greedy = |hash| Ask { sampling: SamplingParams::greedy(), seed: 1, hash, tokens };
     let mut report = serde_json::Map::new();
     for (name, attention) in [("cuda", Attention::Fast), ("cuda-exact", Attention::Exact)] {
-        let options = CudaOptions { max_rows: 512, attention, ..CudaOptions::default() };
+        let options = CudaOptions { max_rows: 512, attention, kv: kv_type(), ..CudaOptions::default() };
         let plain = Shared::new(card(model, None, options)?);
         let none = (DraftLength::Fixed(0), DraftSampling::Exact);
         let expected = write(plain, g, &prompts, 1, none, &greedy(true))?;
@@ -369,7 +399,7 @@ fn texts(model: &Model, draft: &Draft, tokens: usize) -> Outcome {
         let plain_rate = expected.decoded as f64 / expected.seconds;
         report.insert(name.to_owned(), json!({ "plain_tok_s": plain_rate.round(), "drafted": lines }));
     }
-    let mut cpu = CpuExecutor::new(model.clone(), CpuOptions::default())?;
+    let mut cpu = CpuExecutor::new(model.clone(), CpuOptions { kv: kv_type(), ..CpuOptions::default() })?;
     cpu.attach_draft(draft.clone())?;
     let cpu = Shared::new(Box::new(cpu));
     let most = (DraftLength::Fixed(draft.config.max_draft()), DraftSampling::Exact);
@@ -383,7 +413,11 @@ fn texts(model: &Model, draft: &Draft, tokens: usize) -> Outcome {
 fn sampled(model: &Model, tokens: usize) -> Outcome {
     let g = &model.geometry;
     let prompts = prompts(model)?;
-    let shared = Shared::new(card(model, None, CudaOptions { max_rows: 512, ..CudaOptions::default() })?);
+    let shared = Shared::new(card(
+        model,
+        None,
+        CudaOptions { max_rows: 512, kv: kv_type(), ..CudaOptions::default() },
+    )?);
     let host = Shared { candidates: false, ..shared.clone() };
     let none = (DraftLength::Fixed(0), DraftSampling::Exact);
     let default = SamplingParams::default;
@@ -429,7 +463,7 @@ fn push(batch: &mut StepBatch, sequence: usize, pos: usize, ids: &[u32], wants: 
 
 fn speed(model: &Model, draft: &Draft) -> Outcome {
     let g = &model.geometry;
-    let mut executor = card(model, Some(draft), CudaOptions::default())?;
+    let mut executor = card(model, Some(draft), CudaOptions { kv: kv_type(), ..CudaOptions::default() })?;
     let info = executor.info().clone();
     let mut tests = Vec::new();
     let mut random = Random::new(9);
