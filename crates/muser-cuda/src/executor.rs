@@ -678,11 +678,13 @@ fn check_scores(model: &Model) -> Result<(), CudaError> {
 
 /// The same of the norm weights of one layer.
 fn check_norms(layer: &str, q_norm: &[f32], k_norm: &[f32], head_dim: usize) -> Result<(), CudaError> {
-    let bound = score_bound(q_norm, k_norm, head_dim);
-    if bound.is_nan() || bound > MAX_LOG2_SCORE {
+    check_bound(layer, score_bound(q_norm, k_norm, head_dim), MAX_LOG2_SCORE)
+}
+
+fn check_bound(layer: &str, bound: f32, most: f32) -> Result<(), CudaError> {
+    if bound.is_nan() || bound > most {
         return Err(CudaError::Unsupported(format!(
-            "{layer}: attn_q_norm and attn_k_norm allow attention scores up to 2^{bound}, the kernels take \
-             2^{MAX_LOG2_SCORE}"
+            "{layer}: attn_q_norm and attn_k_norm allow attention scores up to 2^{bound}, the kernels take 2^{most}"
         )));
     }
     Ok(())

@@ -1,10 +1,11 @@
 //! Taking a draft in, and its rounds: what the executor does for [`crate::draft`].
 
+use muser_backend::arith::attention::{MAX_LOG2_DRAFT_SCORE, draft_score_bound};
 use muser_backend::{DraftBatch, ExecError, KvCapacity, check_draft, draft_mark};
 use muser_gguf::GgmlType;
 use muser_model::Draft;
 
-use super::{CudaExecutor, angles, check_norms, copy_rows, types_of, weight_types};
+use super::{CudaExecutor, angles, check_bound, copy_rows, types_of, weight_types};
 use crate::CudaError;
 use crate::draft::{self, DRAFT_ROUTE, Drafter, RoundTarget};
 use crate::driver::Buffer;
@@ -26,13 +27,9 @@ impl CudaExecutor {
             .map_err(|e| ExecError::Unsupported { backend: "cuda", what: e.to_string() })?;
         if self.options.kv.digits().is_some() {
             for (i, layer) in draft.layers.iter().enumerate() {
-                check_norms(
-                    &format!("draft layer {i}"),
-                    &layer.attn_q_norm,
-                    &layer.attn_k_norm,
-                    draft.config.head_dim,
-                )
-                .map_err(|e| ExecError::Unsupported { backend: "cuda", what: e.to_string() })?;
+                let bound = draft_score_bound(&layer.attn_q_norm, &layer.attn_k_norm, draft.config.head_dim);
+                check_bound(&format!("draft layer {i}"), bound, MAX_LOG2_DRAFT_SCORE)
+                    .map_err(|e| ExecError::Unsupported { backend: "cuda", what: e.to_string() })?;
             }
         }
         let drafter = self.load_draft(draft).map_err(|e| self.fail(e))?;
