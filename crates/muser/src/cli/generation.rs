@@ -26,6 +26,24 @@ pub struct ModelArgs {
     /// How the CUDA backend computes prompts
     #[arg(long, value_name = "KIND", default_value = "exact")]
     pub prefill: PrefillChoice,
+    /// How keys and values are stored; default: f16, with the scalar backend f32
+    #[arg(long, value_name = "TYPE")]
+    pub kv: Option<KvChoice>,
+}
+
+/// How keys and values are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum KvChoice {
+    /// 16 bits a value in integers, with attention in exact integers (CPU backend)
+    #[value(name = "16")]
+    Int16,
+    /// 8 bits a value in integers: half the memory, a little less exact (CPU backend)
+    #[value(name = "8")]
+    Int8,
+    /// 16 bits a value in floats
+    F16,
+    /// 32 bits a value in floats (scalar backend)
+    F32,
 }
 
 /// How the CUDA backend computes prompts.

@@ -16,7 +16,7 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 pub use draft::{DraftArgs, DraftChoice};
 pub use generation::{
-    BackendChoice, ChatArgs, ModelArgs, PrefillChoice, ReasoningChoice, RunArgs, SamplingArgs,
+    BackendChoice, ChatArgs, KvChoice, ModelArgs, PrefillChoice, ReasoningChoice, RunArgs, SamplingArgs,
 };
 pub use measure::{BenchArgs, CostArgs, RepackChoice};
 pub use pack::{
@@ -26,7 +26,7 @@ pub use pack::{
 pub use pack_store::PackStoreArgs;
 pub use serve::ServeArgs;
 pub use store::{ModelsArgs, PullArgs};
-pub use tools::{DetokenizeArgs, DoctorArgs, InspectArgs, KvChoice, LogitsArgs, SynthArgs, TokenizeArgs};
+pub use tools::{DetokenizeArgs, DoctorArgs, InspectArgs, LogitsArgs, SynthArgs, TokenizeArgs};
 
 /// Exit codes, shown below the help of every command and in the reference.
 pub const EXIT_CODES: &str = "\

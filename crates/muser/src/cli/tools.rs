@@ -53,9 +53,6 @@ pub struct LogitsArgs {
     /// Positions per step; bounds the memory, never changes a bit of the result
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..))]
     pub chunk: u16,
-    /// Storage type of keys and values; default: f32 for the scalar backend, f16 (all it has) for the others
-    #[arg(long, value_name = "TYPE")]
-    pub kv: Option<KvChoice>,
     /// Which model.
     #[command(flatten)]
     pub model: ModelArgs,
@@ -150,13 +147,4 @@ pub struct DoctorArgs {
     /// Do not test the kernels
     #[arg(long)]
     pub no_self_test: bool,
-}
-
-/// Storage type of keys and values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum KvChoice {
-    /// 4 bytes
-    F32,
-    /// 2 bytes
-    F16,
 }

@@ -222,8 +222,13 @@ fn load(args: &BenchArgs, source: &ModelSource, tests: &[Test]) -> Result<Loaded
 
 /// The executor and the bytes of its repacked copy of the weights.
 fn executor(args: &BenchArgs, model: Model) -> Result<(Box<dyn Executor>, u64)> {
+    let kv = crate::executor::kv_type(&args.model)?;
     match args.model.backend {
-        BackendChoice::Scalar => Ok((Box::new(ReferenceExecutor::new(model, KvType::F16)?), 0)),
+        // In f16 unless f32 was asked for, as the fast backends.
+        BackendChoice::Scalar => {
+            let kv = if args.model.kv.is_some() { kv } else { KvType::F16 };
+            Ok((Box::new(ReferenceExecutor::new(model, kv)?), 0))
+        }
         BackendChoice::Cuda => Ok((crate::executor::cuda(&model, false, args.model.prefill)?, 0)),
         BackendChoice::CudaExact => Ok((crate::executor::cuda(&model, true, args.model.prefill)?, 0)),
         BackendChoice::Cpu => {
@@ -233,7 +238,8 @@ fn executor(args: &BenchArgs, model: Model) -> Result<(Box<dyn Executor>, u64)> 
                 RepackChoice::Off => Repack::Off,
             };
             let threads = args.model.threads.map(usize::from);
-            let executor = CpuExecutor::new(model, CpuOptions { threads, repack, ..CpuOptions::default() })?;
+            let executor =
+                CpuExecutor::new(model, CpuOptions { threads, repack, kv, ..CpuOptions::default() })?;
             let repacked = executor.describe().repacked_bytes as u64;
             Ok((Box::new(executor), repacked))
         }

@@ -195,7 +195,7 @@ fn load(
     };
     let folder = (args.packs.as_os_str() != "off").then(|| PackFolder::from_flag(args.packs.clone()));
     // The norms are all that a copy copies; the weights lie in the map.
-    let mut executor = executor::build(model.clone(), &args.model, None)?;
+    let mut executor = executor::build(model.clone(), &args.model)?;
     let attached = draft::attach(&args.draft.draft, source, &model, executor.as_mut())?;
     for reason in attached.passed_over {
         tracing::warn!("{reason}");

@@ -117,7 +117,7 @@ pub fn compare(
     let model = source.load()?;
     let tokenizer = Tokenizer::from_gguf(&model.file)?;
     let known = Arc::new(Mutex::new(Continuation::default()));
-    let plain_engine = || engine(args, &model, executor::build(model.clone(), &args.model, None)?);
+    let plain_engine = || engine(args, &model, executor::build(model.clone(), &args.model)?);
     let plain = plain_engine()?;
     let (drafted, label) = drafted_engine(args, source, &model, &known)?;
     let is_small =
@@ -298,7 +298,7 @@ fn drafted_engine(
     model: &Model,
     known: &Arc<Mutex<Continuation>>,
 ) -> Result<(EngineHandle, String)> {
-    let mut inner = executor::build(model.clone(), &args.model, None)?;
+    let mut inner = executor::build(model.clone(), &args.model)?;
     // With a stand-in, off means that nobody named one: auto.
     let choice = match (&args.draft, args.draft_accept) {
         (DraftChoice::Off, Some(_)) => &DraftChoice::Auto,

@@ -35,6 +35,7 @@ fn tiny() -> (tempfile::TempDir, ModelSource, BenchArgs) {
             threads: Some(1),
             ctx: None,
             prefill: PrefillChoice::Exact,
+            kv: None,
         },
     };
     (folder, ModelSource::File(path), args)
