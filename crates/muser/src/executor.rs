@@ -31,7 +31,11 @@ pub fn kv_type(args: &ModelArgs) -> anyhow::Result<KvType> {
         BackendChoice::Cpu => {
             &[(KvChoice::F16, KvType::F16), (KvChoice::Int16, KvType::Int16), (KvChoice::Int8, KvType::Int8)]
         }
-        BackendChoice::Cuda | BackendChoice::CudaExact => &[(KvChoice::F16, KvType::F16)],
+        BackendChoice::Cuda => {
+            &[(KvChoice::F16, KvType::F16), (KvChoice::Int16, KvType::Int16), (KvChoice::Int8, KvType::Int8)]
+        }
+        // The CPU's order of float operations, which 16 and 8 do not need.
+        BackendChoice::CudaExact => &[(KvChoice::F16, KvType::F16)],
     };
     let Some(choice) = args.kv else { return Ok(has[0].1) };
     has.iter().find(|(name, _)| *name == choice).map(|(_, kv)| *kv).ok_or_else(|| {
