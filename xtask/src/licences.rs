@@ -1,4 +1,4 @@
-//! Every package of the build has a licence that `deny.toml` allows.
+//! Every package of the build, whatever features it has, has a licence that `deny.toml` allows.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,7 +9,7 @@ pub(crate) fn check(root: &Path) -> Result<()> {
     let deny = std::fs::read_to_string(root.join("deny.toml"))?;
     let allowed = allow_list(&deny);
     let out = Command::new("cargo")
-        .args(["metadata", "--format-version", "1", "--locked"])
+        .args(["metadata", "--format-version", "1", "--locked", "--all-features"])
         .current_dir(root)
         .output()
         .context("cannot start cargo metadata")?;

@@ -4,6 +4,7 @@
 
 mod bench_report;
 mod licences;
+mod supply;
 mod test_report;
 mod tidy;
 
@@ -23,6 +24,7 @@ type Step = (&'static str, &'static str, fn() -> Result<()>);
 const STEPS: &[Step] = &[
     ("fmt", "formatting is rustfmt's", || cargo(&["fmt", "--all", "--check"])),
     ("tidy", "size of the tree, forbidden words, file lengths", || tidy::check(&root())),
+    ("supply", "every dependency comes from the public registry, with its hash", || supply::check(&root())),
     ("licences", "every dependency has a licence of deny.toml", || licences::check(&root())),
     ("receipts", "the benchmark page is current, every quoted figure has a receipt", || {
         bench_report::check(&root())

@@ -57,26 +57,49 @@ fn parse_list(list: &str) -> Vec<usize> {
     out
 }
 
-/// Whole processors in the smallest quota on the way from this cgroup (version 2) to the root.
+/// Whole processors in the smallest quota on the way from this process's groups to their roots, in either version of
+/// control groups.
 fn quota(sys: &Path, cgroup: &str) -> Option<usize> {
-    let path = cgroup.lines().find_map(|line| line.strip_prefix("0::"))?.trim_start_matches('/');
     let root = sys.join("fs/cgroup");
-    let mut dir = root.join(path);
     let mut least = None;
-    loop {
-        if let Ok(max) = std::fs::read_to_string(dir.join("cpu.max")) {
-            let mut words = max.split_whitespace().map(str::parse::<usize>);
-            if let (Some(Ok(quota)), Some(Ok(period))) = (words.next(), words.next())
-                && period > 0
-            {
-                let cpus = quota.div_ceil(period).max(1);
-                least = Some(least.map_or(cpus, |l: usize| l.min(cpus)));
-            }
-        }
-        if dir == root || !dir.pop() {
-            return least;
+    for line in cgroup.lines() {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else { continue };
+        // Version 2 has one tree for all controllers and no name for it, version 1 one for each, named after them; a
+        // machine may have both.
+        let trees: Vec<_> = match controllers {
+            "" => vec![root.clone(), root.join("unified")],
+            some if some.split(',').any(|name| name == "cpu") => vec![root.join(some), root.join("cpu")],
+            _ => continue,
+        };
+        for tree in trees {
+            least = [least, least_quota(&tree, path)].into_iter().flatten().min();
         }
     }
+    least
+}
+
+/// The smallest quota from a group up to the root of its tree. Inside a container the group's path may be that of the
+/// host, of which only the root is there.
+fn least_quota(tree: &Path, path: &str) -> Option<usize> {
+    let names: Vec<_> = path.split('/').filter(|name| !name.is_empty() && *name != "..").collect();
+    let dirs = (0..=names.len()).map(|count| tree.join(names[..count].join("/")));
+    dirs.filter_map(|dir| processors_of(&dir)).min()
+}
+
+/// Whole processors that one group may use: a quota of time within a period.
+fn processors_of(dir: &Path) -> Option<usize> {
+    let read = |name: &str| std::fs::read_to_string(dir.join(name)).ok();
+    let number = |text: &str| text.trim().parse::<usize>().ok();
+    let (quota, period) = match read("cpu.max") {
+        Some(text) => {
+            let (quota, period) = text.trim().split_once(' ')?;
+            (number(quota)?, number(period)?)
+        }
+        // Without a limit the quota is -1, which is no number here.
+        None => (number(&read("cpu.cfs_quota_us")?)?, number(&read("cpu.cfs_period_us")?)?),
+    };
+    (period > 0).then(|| quota.div_ceil(period).max(1))
 }
 
 /// Logical processors of the affinity mask; empty where there is no such thing.
@@ -160,7 +183,13 @@ mod tests {
         dir
     }
 
-    fn check(files: &[(&str, &str)], allowed: &[usize], cgroup: &str, processors: &[usize], threads: usize) {
+    fn check_tree(
+        files: &[(&str, &str)],
+        allowed: &[usize],
+        cgroup: &str,
+        processors: &[usize],
+        threads: usize,
+    ) {
         let dir = tree(files);
         let found = Topology::from_tree(dir.path(), allowed, cgroup);
         assert_eq!(found, Topology { processors: processors.to_vec(), threads });
@@ -175,26 +204,57 @@ mod tests {
 
     #[test]
     fn one_thread_per_core() {
-        check(&SMT, &[0, 1, 2, 3], "", &[0, 1], 2);
+        check_tree(&SMT, &[0, 1, 2, 3], "", &[0, 1], 2);
     }
 
     #[test]
     fn affinity_mask_is_respected() {
-        check(&SMT, &[2], "", &[2], 1);
-        check(&SMT, &[1, 2, 3], "", &[1, 2], 2);
+        check_tree(&SMT, &[2], "", &[2], 1);
+        check_tree(&SMT, &[1, 2, 3], "", &[1, 2], 2);
     }
 
     #[test]
     fn missing_tree_counts_every_processor() {
-        check(&[], &[0, 1, 4], "", &[0, 1, 4], 3);
+        check_tree(&[], &[0, 1, 4], "", &[0, 1, 4], 3);
     }
 
     #[test]
     fn quota_cuts_threads() {
         let quota = |text| [("fs/cgroup/a/cpu.max", text), ("fs/cgroup/a/b/cpu.max", "max 100000\n")];
-        check(&quota("150000 100000\n"), &[0, 1, 2], "0::/a/b\n", &[0, 1, 2], 2);
-        check(&quota("10000 100000\n"), &[0, 1, 2], "0::/a/b\n", &[0, 1, 2], 1);
-        check(&quota("max 100000\n"), &[0, 1, 2], "0::/a/b\n", &[0, 1, 2], 3);
+        check_tree(&quota("150000 100000\n"), &[0, 1, 2], "0::/a/b\n", &[0, 1, 2], 2);
+        check_tree(&quota("10000 100000\n"), &[0, 1, 2], "0::/a/b\n", &[0, 1, 2], 1);
+        check_tree(&quota("max 100000\n"), &[0, 1, 2], "0::/a/b\n", &[0, 1, 2], 3);
+    }
+
+    #[test]
+    fn the_older_control_groups_count_too() {
+        let group = |tree: &str, path: &str, quota: &str| {
+            let dir = format!("fs/cgroup/{tree}{path}");
+            [
+                (format!("{dir}/cpu.cfs_quota_us"), quota.to_owned()),
+                (format!("{dir}/cpu.cfs_period_us"), "100000\n".to_owned()),
+            ]
+        };
+        let check = |files: &[[(String, String); 2]], cgroup: &str, threads: usize| {
+            let files: Vec<_> =
+                files.iter().flatten().map(|(name, text)| (name.as_str(), text.as_str())).collect();
+            check_tree(&files, &[0, 1, 2, 3], cgroup, &[0, 1, 2, 3], threads);
+        };
+        let own = "12:memory:/a\n4:cpu,cpuacct:/docker/abc\n0::/\n";
+        check(&[group("cpu,cpuacct", "/docker/abc", "50000\n")], own, 1);
+        check(&[group("cpu", "/docker/abc", "150000\n")], own, 2);
+        // A parent's limit holds for its children.
+        check(&[group("cpu", "/docker/abc", "-1\n"), group("cpu", "/docker", "200000\n")], own, 2);
+        // In a container the host's path is not there, and the root is the container's own group.
+        check(&[group("cpu", "", "300000\n")], own, 3);
+        check(&[group("cpu", "/docker/abc", "-1\n")], own, 4);
+        check(&[group("memory", "/a", "100000\n")], own, 4);
+        let both = [("fs/cgroup/unified/x/cpu.max", "300000 100000\n")];
+        check_tree(&both, &[0, 1, 2, 3], "0::/x\n", &[0, 1, 2, 3], 3);
+        check_tree(&[("fs/cgroup/cpu.max", "200000 100000\n")], &[0, 1, 2], "0::/../../y\n", &[0, 1, 2], 2);
+        for odd in ["", "0:", "x", "::", "0::", "4:cpu", "1:cpu:relative\n"] {
+            check_tree(&[], &[0, 1], odd, &[0, 1], 2);
+        }
     }
 
     #[test]

@@ -208,7 +208,7 @@ fn same(model: &Model, draft: &Draft) -> Outcome {
                 draft_invariance(|| Box::new(shared.clone()), g, seed, 4, 700);
             }
             let layers = g.sliding.iter().filter(|sliding| **sliding).count();
-            let target_bytes = layers * 2 * g.kv_width() * BLOCK_LEN * 2;
+            let target_bytes = layers * g.kv_heads * kv_type().head_bytes(g.head_dim) * BLOCK_LEN;
             skipped_context_is_blank(|| Box::new(shared.clone()), g, target_bytes);
         }
     }

@@ -206,6 +206,29 @@ pub enum HubError {
         /// Size or hash there.
         found: String,
     },
+    /// What came is no model file.
+    #[error("{url}: expected a GGUF file, the server sent {found}; nothing was kept")]
+    NotAModel {
+        /// Address, without its query.
+        url: String,
+        /// What it looks like.
+        found: String,
+    },
+    /// A proxy named by the environment cannot be used.
+    #[error("{variable}: expected the address of an HTTP proxy such as http://proxy:3128, found {why}")]
+    BadProxy {
+        /// The environment variable.
+        variable: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A token would have gone over the network for everyone to read.
+    #[error("{url}: a token is not sent without TLS; use https, or unset HF_TOKEN and MUSER_HUB_TOKEN")]
+    TokenInTheClear {
+        /// Address, without its query.
+        url: String,
+    },
+
     /// All bytes came and they are not the right ones.
     #[error(
         "{name} arrived damaged or is another file: expected SHA-256 {expected}, found {found}; it was deleted"

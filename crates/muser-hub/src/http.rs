@@ -15,11 +15,11 @@ use hyper::{Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use zeroize::Zeroizing;
 
+use crate::connect::{Proxies, Way, connect_within, tunnel};
 use crate::digest::Sha256;
 use crate::error::HubError;
 use crate::url::Url;
@@ -62,8 +62,10 @@ pub(crate) struct Limits {
 pub(crate) struct Client {
     tls: TlsConnector,
     limits: Limits,
-    /// Token and the origin that may see it.
-    token: Option<(Token, Url)>,
+    proxies: Proxies,
+    /// The hub: what it says of contents is believed, and only it may see the token.
+    hub: Url,
+    token: Option<Token>,
 }
 
 /// What a server says about a file, collected over all hops.
@@ -73,6 +75,8 @@ pub(crate) struct Facts {
     pub(crate) linked_size: Option<u64>,
     /// `X-Linked-ETag`, unquoted.
     pub(crate) linked_etag: Option<String>,
+    /// Whether the hub itself said so. Any server may vouch for itself.
+    pub(crate) vouched: bool,
     /// `ETag` of the last hop as sent, weak ones included.
     pub(crate) etag: Option<String>,
     /// `Last-Modified` of the last hop.
@@ -93,6 +97,8 @@ pub(crate) struct Reply {
     pub(crate) facts: Facts,
     /// Address of the last hop.
     pub(crate) url: Url,
+    /// Whether a token was sent there.
+    pub(crate) with_token: bool,
     body: Incoming,
     stall: Duration,
     _connection: AbortOnDrop,
@@ -124,7 +130,9 @@ impl Reply {
 impl Client {
     pub(crate) fn new(
         limits: Limits,
-        token: Option<(Token, Url)>,
+        hub: Url,
+        token: Option<Token>,
+        proxies: Proxies,
         extra_roots: Option<&std::path::Path>,
     ) -> Result<Self, HubError> {
         let mut roots = rustls::RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
@@ -137,7 +145,7 @@ impl Client {
             .expect("ring supports TLS 1.2 and 1.3")
             .with_root_certificates(roots)
             .with_no_client_auth();
-        Ok(Self { tls: TlsConnector::from(Arc::new(config)), limits, token })
+        Ok(Self { tls: TlsConnector::from(Arc::new(config)), limits, proxies, hub, token })
     }
 
     /// GETs `url` with `extra` headers, following redirects.
@@ -153,6 +161,7 @@ impl Client {
             if facts.linked_etag.is_none() {
                 facts.linked_etag =
                     text("x-linked-etag").map(|v| v.trim_start_matches("W/").trim_matches('"').to_owned());
+                facts.vouched = facts.linked_etag.is_some() && self.hub.same_origin(&at);
             }
             if !matches!(reply.status.as_u16(), 301 | 302 | 303 | 307 | 308) {
                 facts.etag = text("etag").map(str::to_owned);
@@ -161,8 +170,10 @@ impl Client {
                 return Ok(reply);
             }
             let broken = |found: String| HubError::BadRedirect { url: at.to_string(), found };
-            let location = text("location").ok_or_else(|| broken("no Location header".to_owned()))?;
-            let next = at.join(location).map_err(broken)?;
+            let location =
+                reply.headers.get(header::LOCATION).map(|value| crate::url::printable(value.as_bytes()));
+            let location = location.ok_or_else(|| broken("no Location header".to_owned()))?;
+            let next = at.join(&location).map_err(broken)?;
             if at.is_https() && !next.is_https() {
                 return Err(broken(format!("one from https to {next}")));
             }
@@ -176,7 +187,7 @@ impl Client {
             host: url.authority(),
             what: format!("no {what} within {} s", limit.as_secs_f32()),
         };
-        let stream = timeout(self.limits.connect, self.connect(url))
+        let (stream, plain_proxy) = timeout(self.limits.connect, self.connect(url))
             .await
             .map_err(|_| late("connection", self.limits.connect))??;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
@@ -186,7 +197,12 @@ impl Client {
             // An error of the connection also reaches the request or the body, where it is reported.
             let _ = connection.await;
         }));
-        let mut request = Request::get(url.target())
+        // A proxy is asked for the whole address.
+        let target = match &plain_proxy {
+            Some(_) => format!("http://{}{}", url.authority(), url.target()),
+            None => url.target().to_owned(),
+        };
+        let mut request = Request::get(target)
             .header(header::HOST, url.authority())
             .header(header::USER_AGENT, concat!("muser/", env!("CARGO_PKG_VERSION")))
             .header(header::ACCEPT, "*/*")
@@ -194,10 +210,15 @@ impl Client {
         for (name, value) in extra {
             request = request.header(name, value);
         }
-        if let Some((token, origin)) = &self.token
-            && origin.same_origin(url)
-            && let Some(value) = token.header()
-        {
+        if let Some(Some(credentials)) = plain_proxy {
+            request = request.header(header::PROXY_AUTHORIZATION, credentials);
+        }
+        let token = self.token.as_ref().filter(|_| self.hub.same_origin(url)).and_then(Token::header);
+        let with_token = token.is_some();
+        if let Some(value) = token {
+            if !url.is_https() && !is_here(url.host()) {
+                return Err(HubError::TokenInTheClear { url: url.to_string() });
+            }
             request = request.header(header::AUTHORIZATION, value);
         }
         let request = request.body(Empty::<Bytes>::new()).map_err(|e| HubError::Network {
@@ -214,17 +235,34 @@ impl Client {
             headers: parts.headers,
             facts: Facts::default(),
             url: url.clone(),
+            with_token,
             body,
             stall: self.limits.stall,
             _connection: connection,
         })
     }
 
-    async fn connect(&self, url: &Url) -> Result<Box<dyn Stream>, HubError> {
-        let tcp = TcpStream::connect((url.host(), url.port())).await.map_err(|e| network(url, &e))?;
+    /// A connection to the server or, for plain HTTP, to a proxy: then with the login that the proxy wants, if any.
+    async fn connect(&self, url: &Url) -> Result<(Box<dyn Stream>, Option<Option<String>>), HubError> {
+        let limit = self.limits.connect;
+        let (host, port, credentials) = match self.proxies.way(url) {
+            Way::Direct => (url.host(), url.port(), None),
+            Way::Through { host, port, credentials } => (host, port, Some(credentials)),
+        };
+        let at_proxy = credentials.is_some();
+        let mut tcp =
+            connect_within(host, port, limit).await.map_err(|error| match network(url, &error) {
+                HubError::Network { host: _, what } if at_proxy => {
+                    HubError::Network { host: format!("the proxy {host}:{port}"), what }
+                }
+                other => other,
+            })?;
         tcp.set_nodelay(true).map_err(|e| network(url, &e))?;
         if !url.is_https() {
-            return Ok(Box::new(tcp));
+            return Ok((Box::new(tcp), credentials.map(|login| login.map(str::to_owned))));
+        }
+        if let Some(credentials) = credentials {
+            tunnel(&mut tcp, url, credentials).await?;
         }
         let name = ServerName::try_from(url.host().to_owned()).map_err(|e| network(url, &e))?;
         let tls = self.tls.connect(name, tcp).await.map_err(|e| match network(url, &e) {
@@ -234,8 +272,13 @@ impl Client {
             }
             other => other,
         })?;
-        Ok(Box::new(tls))
+        Ok((Box::new(tls), None))
     }
+}
+
+/// Whether a host is this machine, to which nobody listens on the way.
+fn is_here(host: &str) -> bool {
+    host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}

@@ -4,8 +4,10 @@
 //! a model file contains: a file is a name, a size and a SHA-256.
 
 mod catalog;
+mod connect;
 mod digest;
 mod error;
+mod head;
 mod headers;
 mod http;
 mod part;
@@ -16,6 +18,7 @@ mod store;
 mod url;
 
 pub use catalog::{CATALOG, DEFAULT_NAME, KnownFile, Role, by_content, by_name};
+pub use connect::Proxies;
 pub use digest::Sha256;
 pub use error::HubError;
 pub use http::Token;

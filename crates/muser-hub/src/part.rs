@@ -5,7 +5,7 @@
 //! stranger's edit, a resumed pull starts from bytes that were proven, or from nothing.
 
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{Seek, SeekFrom, Write};
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -36,6 +36,9 @@ pub(crate) struct Journal {
     pub(crate) last_modified: Option<String>,
     /// The hub's identity of the content.
     pub(crate) linked_etag: Option<String>,
+    /// Whether the hub itself said so.
+    #[serde(default)]
+    pub(crate) vouched: bool,
     /// Bytes of the whole file.
     pub(crate) size: Option<u64>,
     /// Bytes on disk at the last checkpoint.
@@ -110,6 +113,14 @@ impl Part {
     /// Bytes so far.
     pub(crate) fn len(&self) -> u64 {
         self.len
+    }
+
+    /// The first bytes, at most so many.
+    pub(crate) fn beginning(&self, most: usize) -> Result<Vec<u8>, HubError> {
+        let mut bytes = Vec::new();
+        let file = File::open(&self.path).map_err(HubError::io(&self.path))?;
+        file.take(self.len.min(most as u64)).read_to_end(&mut bytes).map_err(HubError::io(&self.path))?;
+        Ok(bytes)
     }
 
     /// Hash of the bytes so far.

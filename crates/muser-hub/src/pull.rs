@@ -13,8 +13,10 @@ use hyper::StatusCode;
 use hyper::header::{self, HeaderName};
 
 use crate::catalog;
+use crate::connect::Proxies;
 use crate::digest::Sha256;
 use crate::error::HubError;
+use crate::head::{self, HEAD_BYTES};
 use crate::headers::{content_length, content_range};
 use crate::http::{Client, Facts, Limits, Reply, Token};
 use crate::part::Part;
@@ -44,6 +46,8 @@ pub struct PullOptions {
     pub backoff: Duration,
     /// Longest wait between two attempts, also when the server names one.
     pub max_wait: Duration,
+    /// Proxies to go through.
+    pub proxies: Proxies,
     /// PEM file with certificate authorities to trust besides the built-in ones.
     pub extra_roots: Option<PathBuf>,
 }
@@ -59,6 +63,7 @@ impl Default for PullOptions {
             max_failures: 8,
             backoff: Duration::from_millis(500),
             max_wait: Duration::from_mins(2),
+            proxies: Proxies::default(),
             extra_roots: None,
         }
     }
@@ -99,7 +104,9 @@ pub fn pull(
     })?;
     let client = Client::new(
         Limits { connect: options.connect_timeout, stall: options.stall_timeout },
-        options.token.clone().map(|token| (token, hub.base().clone())),
+        hub.base().clone(),
+        options.token.clone(),
+        options.proxies.clone(),
         options.extra_roots.as_deref(),
     )?;
     let resumed_bytes = part.len();
@@ -115,6 +122,8 @@ pub fn pull(
         fetched_bytes: 0,
         resumed_bytes,
         ranges: true,
+        head: Vec::new(),
+        space_seen: 0,
         pieced: resumed_bytes > 0,
         part,
     };
@@ -186,6 +195,10 @@ struct Job<'a> {
     resumed_bytes: u64,
     /// Does the server answer ranges properly?
     ranges: bool,
+    /// The first bytes of the file, as far as they came in this attempt.
+    head: Vec<u8>,
+    /// Length at which free space was last looked at.
+    space_seen: u64,
     /// Do the bytes come from more than one response?
     pieced: bool,
 }
@@ -210,6 +223,10 @@ impl Job<'_> {
                 },
                 Err(error) => error,
             };
+            if matches!(error, HubError::NotAModel { .. }) {
+                self.part.delete()?;
+                return Err(error);
+            }
             self.part.checkpoint()?;
             if !error.is_transient() {
                 return Err(error);
@@ -300,7 +317,12 @@ impl Job<'_> {
                 self.ranges = false;
                 return Err(protocol(&reply, &format!("{total} bytes"), "more".to_owned()));
             }
+            self.look_at_head(&bytes, false)?;
             self.part.append(&bytes)?;
+            if self.total().is_none() && self.part.len() - self.space_seen >= SPACE_MARGIN_BYTES / 2 {
+                self.space_seen = self.part.len();
+                self.check_space()?;
+            }
             self.fetched_bytes += bytes.len() as u64;
             self.tell(Phase::Downloading, false)?;
         }
@@ -311,9 +333,31 @@ impl Job<'_> {
                 found: self.part.len(),
             }),
             _ => {
+                if self.part.len() < HEAD_BYTES as u64 {
+                    self.look_at_head(&[], true)?;
+                }
                 self.part.journal.size = Some(self.part.len());
                 self.tell(Phase::Downloading, true)
             }
+        }
+    }
+
+    /// Sees whether a model file begins, before more than its first bytes are kept. Bytes of an earlier attempt were seen then,
+    /// unless they were fewer than it takes.
+    fn look_at_head(&mut self, more: &[u8], all: bool) -> Result<(), HubError> {
+        let have = self.part.len();
+        if have >= HEAD_BYTES as u64 {
+            return Ok(());
+        }
+        if self.head.len() as u64 != have {
+            self.head = self.part.beginning(HEAD_BYTES)?;
+        }
+        let missing = HEAD_BYTES.saturating_sub(self.head.len()).min(more.len());
+        self.head.extend_from_slice(&more[..missing]);
+        let all = all || self.total() == Some(have + more.len() as u64);
+        match head::fault(&self.head, all) {
+            Some(found) => Err(HubError::NotAModel { url: self.source.url.to_string(), found }),
+            None => Ok(()),
         }
     }
 
@@ -413,14 +457,17 @@ impl Job<'_> {
         let journal = &mut self.part.journal;
         journal.etag = facts.etag.clone().or(journal.etag.take());
         journal.last_modified = facts.last_modified.clone().or(journal.last_modified.take());
-        journal.linked_etag = facts.linked_etag.clone().or(journal.linked_etag.take());
+        if facts.linked_etag.is_some() {
+            (journal.linked_etag, journal.vouched) = (facts.linked_etag.clone(), facts.vouched);
+        }
         journal.size = total.or(facts.linked_size).or(journal.size);
         Ok(())
     }
 
     fn check_space(&self) -> Result<(), HubError> {
-        let Some(total) = self.total() else { return Ok(()) };
-        let needed = (total - self.part.len().min(total)).saturating_add(SPACE_MARGIN_BYTES);
+        // A server that does not say how much comes gets no more than there is room for either.
+        let rest = self.total().map_or(0, |total| total - self.part.len().min(total));
+        let needed = rest.saturating_add(SPACE_MARGIN_BYTES);
         match free_bytes(self.store.dir()) {
             Some(available) if available < needed => Err(HubError::NoSpace {
                 dir: self.store.dir().to_owned(),
@@ -441,8 +488,9 @@ impl Job<'_> {
                 expected: expected.to_string(),
                 found: found.to_string(),
             }),
-            Some(_) => Ok(true),
-            None => Ok(catalog::by_content(self.part.len(), &found).is_some()),
+            // A hash that a server names for its own file proves that it arrived, not that it is the right one.
+            Some(_) if self.source.expected.sha256.is_some() || self.part.journal.vouched => Ok(true),
+            _ => Ok(catalog::by_content(self.part.len(), &found).is_some()),
         }
     }
 
@@ -468,6 +516,8 @@ impl Job<'_> {
     }
 
     fn restart(&mut self) -> Result<(), HubError> {
+        self.head.clear();
+        self.space_seen = 0;
         self.pieced = false;
         self.resumed_bytes = 0;
         self.meter.reset();
@@ -544,6 +594,9 @@ fn protocol(reply: &Reply, expected: &str, found: String) -> HubError {
 fn status_error(reply: &Reply, options: &PullOptions) -> HubError {
     let hint = match (reply.status.as_u16(), options.token.is_some()) {
         (401 | 403, false) => ": the file needs a token (HF_TOKEN or MUSER_HUB_TOKEN)",
+        (401 | 403, true) if !reply.with_token => {
+            ": your token was not sent there, since it is for the hub only (--hub names another)"
+        }
         (401 | 403, true) => ": it refuses your token for this file",
         (404 | 410, _) => ": there is no such file; check owner, repository, revision and file name",
         (416, _) => ": it has no bytes after those that are here",

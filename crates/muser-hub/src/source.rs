@@ -74,7 +74,8 @@ impl Source {
             return Ok(vec![Self::known(known, hub)]);
         }
         if given.contains("://") {
-            let url = Url::parse(given).map_err(|why| bad(&why))?;
+            let url =
+                Url::parse(given).and_then(|url| the_file_itself(&url, hub)).map_err(|why| bad(&why))?;
             let last = url.path().rsplit('/').next().unwrap_or_default();
             let name =
                 decode_segment(last).ok_or_else(|| bad("its last part is not percent-encoded UTF-8"))?;
@@ -130,6 +131,26 @@ impl Source {
     }
 }
 
+/// The address of a file for the address of the page that shows it, which is what people copy from a browser.
+fn the_file_itself(url: &Url, hub: &Hub) -> Result<Url, String> {
+    let raw = match url.host() {
+        "github.com" | "www.github.com" => "raw",
+        "huggingface.co" | "www.huggingface.co" | "hf.co" => "resolve",
+        _ if url.same_origin(&hub.base) => "resolve",
+        _ => return Ok(url.clone()),
+    };
+    let path = url.path().strip_prefix(hub.base.path().trim_end_matches('/')).unwrap_or(url.path());
+    // owner, repository, "blob", revision, file: a folder of that name may come later.
+    let mut parts: Vec<&str> = path.trim_start_matches('/').split('/').collect();
+    if parts.len() < 5 || parts[2] != "blob" {
+        return Ok(url.clone());
+    }
+    parts[2] = raw;
+    let before = &url.path()[..url.path().len() - path.len()];
+    // What is asked of the page means nothing for the file.
+    url.join(&format!("{before}/{}", parts.join("/")))
+}
+
 /// Is this one plain component that can be created in the store on every system?
 pub(crate) fn check_file_name(name: &str) -> Result<(), String> {
     if name.is_empty() {
@@ -139,6 +160,14 @@ pub(crate) fn check_file_name(name: &str) -> Result<(), String> {
         return Err(format!(
             "\"{name}\" is not a file name that begins without a dot and has up to 200 bytes"
         ));
+    }
+    // Names that Windows gives to devices, whatever their ending, and endings that it drops.
+    const DEVICES: [&str; 6] = ["con", "prn", "aux", "nul", "conin$", "conout$"];
+    let stem = name.split('.').next().unwrap_or_default().trim_end().to_ascii_lowercase();
+    let port = stem.strip_prefix("com").or_else(|| stem.strip_prefix("lpt"));
+    let numbered = port.is_some_and(|rest| rest.chars().count() == 1 && rest.chars().all(char::is_numeric));
+    if DEVICES.contains(&stem.as_str()) || numbered || name.ends_with(['.', ' ']) {
+        return Err(format!("\"{name}\" is not a file name on every system"));
     }
     match name.chars().find(|c| c.is_control() || "/\\:*?\"<>|".contains(*c)) {
         Some(c) => Err(format!("the file name contains {c:?}")),
@@ -196,6 +225,28 @@ mod tests {
     }
 
     #[test]
+    fn a_page_about_a_file_means_the_file() {
+        check(
+            "https://huggingface.co/o/r/blob/main/deep/x.gguf?download=true",
+            "https://huggingface.co/o/r/resolve/main/deep/x.gguf",
+            "x.gguf",
+        );
+        check(
+            "https://hub.example/base/o/r/blob/v1/x.gguf",
+            "https://hub.example/base/o/r/resolve/v1/x.gguf",
+            "x.gguf",
+        );
+        check("https://github.com/o/r/blob/main/x.gguf", "https://github.com/o/r/raw/main/x.gguf", "x.gguf");
+        for same in
+            ["https://other.example/o/r/blob/main/x.gguf", "https://hf.co/o/r/resolve/main/blob/x.gguf"]
+        {
+            check(same, same, "x.gguf");
+        }
+        let set = parse("https://hf.co/o/r/blob/main/m-00001-of-00002.gguf").unwrap();
+        assert_eq!(set[1].url.target(), "/o/r/resolve/main/m-00002-of-00002.gguf");
+    }
+
+    #[test]
     fn only_short_names_bring_size_and_hash() {
         let source = &parse("dflash").unwrap()[0];
         assert_eq!(source.expected.size, Some(1_631_208_128));
@@ -235,6 +286,10 @@ mod tests {
             "ftp://h/f",
             "o/r/.hidden",
             "http://h/a%ff",
+            "http://h/CON.gguf",
+            "http://h/lpt1.gguf",
+            "http://h/a.gguf.",
+            "http://h/aux",
         ] {
             assert!(matches!(parse(bad), Err(HubError::BadName { .. })), "{bad}");
         }

@@ -119,6 +119,19 @@ impl fmt::Display for Url {
     }
 }
 
+/// The address of a header with everything escaped that may not stand in one: some servers send names as they are.
+pub(crate) fn printable(bytes: &[u8]) -> String {
+    let mut out = String::with_capacity(bytes.len());
+    for byte in bytes.trim_ascii() {
+        if byte.is_ascii_graphic() {
+            out.push(*byte as char);
+        } else {
+            let _ = write!(out, "%{byte:02X}"); // writing to a string cannot fail
+        }
+    }
+    out
+}
+
 /// Percent-encodes one path segment.
 pub(crate) fn encode_segment(segment: &str) -> String {
     let mut out = String::with_capacity(segment.len());
@@ -198,6 +211,12 @@ mod tests {
         ] {
             assert_eq!(base.join(location).unwrap().to_string(), expected);
         }
+    }
+
+    #[test]
+    fn names_as_they_are_become_addresses() {
+        assert_eq!(printable(" /müser file.gguf ".as_bytes()), "/m%C3%BCser%20file.gguf");
+        assert_eq!(printable(b"https://h/a%20b?c=d"), "https://h/a%20b?c=d");
     }
 
     #[test]

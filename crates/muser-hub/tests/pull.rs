@@ -9,8 +9,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use muser_hub::{
-    Expected, Hub, HubError, ModelStore, Phase, Progress, PullOptions, Pulled, Sha256, Source, Token,
-    Verified, pull,
+    Expected, Hub, HubError, ModelStore, Phase, Progress, Proxies, PullOptions, Pulled, Sha256, Source,
+    Token, Verified, pull,
 };
 use support::{Reply, Server, content};
 
@@ -99,12 +99,145 @@ fn a_plain_file_arrives_and_is_recorded() {
     assert_eq!(server.requests().len(), 1);
 }
 
+/// Row 65: what is no model is not kept, whatever the server calls it, and a hash that fits makes it none.
 #[test]
-fn an_empty_file_is_a_file() {
-    let server = Server::start(|request, _| Reply::good(request, b""));
+fn what_is_no_model_is_never_taken_for_one() {
+    let page = b"<!doctype html><html><body>".repeat(4000);
+    let cases: [(&str, Vec<u8>, &str); 6] = [
+        ("page", page.clone(), "a web page"),
+        ("empty", Vec::new(), "an empty file"),
+        ("error", b"{\"error\":\"Repository not found\"}".to_vec(), "JSON"),
+        (
+            "pointer",
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n".to_vec(),
+            "Git LFS",
+        ),
+        ("head", b"GGUF\x03\0\0\0".to_vec(), "ends in its head"),
+        ("zip", b"PK\x03\x04".repeat(100), "other bytes"),
+    ];
+    for (name, body, sign) in cases {
+        for chunked in [false, true] {
+            let server = Server::start({
+                let body = body.clone();
+                move |request, _| {
+                    if !chunked {
+                        return Reply::good(request, &body);
+                    }
+                    let mut reply =
+                        Reply::full(&[]).without("Content-Length").header("Transfer-Encoding", "chunked");
+                    if !body.is_empty() {
+                        reply.body = format!("{:x}\r\n", body.len()).into_bytes();
+                        reply.body.extend_from_slice(&body);
+                        reply.body.extend_from_slice(b"\r\n");
+                    }
+                    reply.body.extend_from_slice(b"0\r\n\r\n");
+                    reply
+                }
+            });
+            let client = Client::new();
+            for sha256 in [None, Some(hash(&body))] {
+                let error = client.pull(&server.url("/m.gguf"), sha256).unwrap_err();
+                assert!(
+                    matches!(&error, HubError::NotAModel { found, .. } if found.contains(sign)),
+                    "{name}: {error}"
+                );
+                client.check_absent("m.gguf");
+                client.check_absent("m.gguf.part");
+                client.check_absent("m.gguf.part.json");
+            }
+            assert_eq!(server.requests().len(), 2, "asking again would not help");
+        }
+    }
+}
+
+/// A head that comes in pieces, over several attempts, is seen as a whole.
+#[test]
+fn a_head_in_pieces_is_one_head() {
+    let data = content(5000, 31);
+    let server = Server::start({
+        let data = data.clone();
+        move |request, n| {
+            let reply = Reply::good(request, &data).header("ETag", "\"one\"");
+            if n < 3 { reply.cut(5) } else { reply }
+        }
+    });
     let client = Client::new();
     client.pull(&server.url("/m.gguf"), None).unwrap();
-    client.check_done("m.gguf", b"");
+    client.check_done("m.gguf", &data);
+}
+
+/// Security 20: any server may name a hash for its own file; only the hub's word makes it the expected one.
+#[test]
+fn a_server_cannot_vouch_for_itself() {
+    let data = content(3000, 32);
+    let linked = hash(&data).to_string();
+    let server = Server::start({
+        let data = data.clone();
+        move |request, _| Reply::good(request, &data).header("X-Linked-ETag", &format!("\"{linked}\""))
+    });
+    let client = Client::new();
+    let pulled = client.pull(&server.url("/m.gguf"), None).unwrap();
+    assert_eq!(pulled.model.verified, Verified::HashedOnly(hash(&data)));
+    // What it names must still be what comes.
+    let server = Server::start(move |request, _| {
+        Reply::good(request, &data).header("X-Linked-ETag", &format!("\"{}\"", "0".repeat(64)))
+    });
+    let client = Client::new();
+    assert!(matches!(client.pull(&server.url("/m.gguf"), None), Err(HubError::WrongHash { .. })));
+}
+
+#[test]
+fn a_token_is_not_sent_in_the_clear_or_missed_where_it_was_not_sent() {
+    let mut client = Client::new();
+    client.options.token = Token::new("very-secret");
+    client.options.max_failures = 0;
+    // A name that no resolver knows behind a proxy that is ours: nothing must reach it.
+    let proxy = Server::start(|_, _| Reply::status("401 Unauthorized"));
+    let address = proxy.addr.to_string();
+    client.options.proxies =
+        Proxies::from_env(|name| (name == "http_proxy").then(|| address.clone())).unwrap();
+    let hub = Hub::new("http://hub.test").unwrap();
+    let source = Source::parse("o/r/m.gguf", &hub).unwrap().remove(0);
+    let result = pull(&client.store(), &hub, &source, &client.options, &mut |_| ControlFlow::Continue(()));
+    assert!(matches!(result, Err(HubError::TokenInTheClear { .. })), "{result:?}");
+    assert_eq!(proxy.requests().len(), 0);
+    // Another host refuses: the token had no part in it.
+    let message = client.pull(&proxy.url("/m.gguf"), None).unwrap_err().to_string();
+    assert!(message.contains("was not sent there"), "{message}");
+}
+
+#[test]
+fn plain_addresses_are_asked_for_through_the_proxy() {
+    let data = content(4000, 33);
+    let proxy = Server::start({
+        let data = data.clone();
+        move |request, _| Reply::good(request, &data)
+    });
+    let mut client = Client::new();
+    let address = format!("http://us%65r:pass@{}", proxy.addr);
+    client.options.proxies =
+        Proxies::from_env(|name| (name == "all_proxy").then(|| address.clone())).unwrap();
+    client.pull("http://files.test/m.gguf?x=1", None).unwrap();
+    client.check_done("m.gguf", &data);
+    let request = &proxy.requests()[0];
+    assert_eq!(request.target, "http://files.test/m.gguf?x=1");
+    assert_eq!(request.headers["host"], "files.test");
+    assert_eq!(request.headers["proxy-authorization"], "Basic dXNlcjpwYXNz");
+}
+
+#[test]
+fn a_location_with_raw_letters_is_followed() {
+    let data = content(4000, 34);
+    let server = Server::start({
+        let data = data.clone();
+        move |request, _| match request.target.as_str() {
+            "/m%C3%BCser.gguf" => Reply::good(request, &data),
+            _ => Reply::redirect("/müser.gguf"),
+        }
+    });
+    let client = Client::new();
+    client.pull(&server.url("/m.gguf"), None).unwrap();
+    client.check_done("m.gguf", &data);
 }
 
 #[test]
@@ -143,7 +276,7 @@ fn the_hub_layout_brings_size_and_hash_over_a_redirect_and_keeps_the_token_home(
 
 #[test]
 fn a_url_of_another_host_gets_no_token() {
-    let server = Server::start(|request, _| Reply::good(request, b"x"));
+    let server = Server::start(|request, _| Reply::good(request, &content(100, 1)));
     let mut client = Client::new();
     client.options.token = Token::new("very-secret");
     client.pull(&server.url("/m.gguf"), None).unwrap();
@@ -281,7 +414,7 @@ fn redirects_are_bounded_and_never_leave_https() {
         "/none.gguf" => Reply::status("302 Found"),
         "/odd.gguf" => Reply::redirect("ftp://somewhere/else"),
         "/start.gguf" => Reply::redirect("relative/end?x=1"),
-        "/relative/end?x=1" => Reply::full(b"here"),
+        "/relative/end?x=1" => Reply::full(&content(100, 2)),
         _ => Reply::status("404 Not Found"),
     });
     let client = Client::new();
@@ -290,7 +423,7 @@ fn redirects_are_bounded_and_never_leave_https() {
     assert!(matches!(client.pull(&server.url("/none.gguf"), None), Err(HubError::BadRedirect { .. })));
     assert!(matches!(client.pull(&server.url("/odd.gguf"), None), Err(HubError::BadRedirect { .. })));
     client.pull(&server.url("/start.gguf"), None).unwrap();
-    client.check_done("start.gguf", b"here");
+    client.check_done("start.gguf", &content(100, 2));
 }
 
 #[test]
@@ -409,7 +542,7 @@ fn statuses_say_what_to_do() {
 fn retry_after_is_waited_for() {
     let server = Server::start(|request, n| match n {
         0 => Reply::status("429 Too Many Requests").header("Retry-After", "1"),
-        _ => Reply::good(request, b"x"),
+        _ => Reply::good(request, &content(100, 1)),
     });
     let client = Client::new();
     let (mut waited, start) = (false, std::time::Instant::now());
@@ -489,17 +622,21 @@ fn a_process_that_dies_in_mid_transfer_leaves_no_file_and_no_lie() {
 
 #[test]
 fn another_file_of_that_name_is_only_replaced_by_force() {
-    let server = Server::start(|request, _| Reply::good(request, b"new"));
+    let new = content(100, 3);
+    let server = Server::start({
+        let new = new.clone();
+        move |request, _| Reply::good(request, &new)
+    });
     let mut client = Client::new();
     std::fs::create_dir_all(client.path("")).unwrap();
     std::fs::write(client.path("m.gguf"), "old").unwrap();
     let url = server.url("/m.gguf");
     assert!(matches!(client.pull(&url, None), Err(HubError::Exists { .. })));
-    assert!(matches!(client.pull(&url, Some(hash(b"new"))), Err(HubError::Exists { .. })));
+    assert!(matches!(client.pull(&url, Some(hash(&new))), Err(HubError::Exists { .. })));
     assert!(client.pull(&url, Some(hash(b"old"))).unwrap().already_there);
     client.options.force = true;
-    client.pull(&url, Some(hash(b"new"))).unwrap();
-    client.check_done("m.gguf", b"new");
+    client.pull(&url, Some(hash(&new))).unwrap();
+    client.check_done("m.gguf", &new);
 }
 
 #[test]
@@ -518,7 +655,8 @@ fn https_checks_who_it_speaks_to() {
     use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
     use support::read_request;
 
-    let key = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+    let key =
+        rcgen::generate_simple_self_signed(vec!["localhost".to_owned(), "hub.test".to_owned()]).unwrap();
     let pem = key.cert.pem();
     let private = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.signing_key.serialize_der()));
     let config =
@@ -538,7 +676,7 @@ fn https_checks_who_it_speaks_to() {
             let Some(request) = read_request(&mut tls) else { continue };
             let reply = match request.target.as_str() {
                 "/away.gguf" => Reply::redirect("http://127.0.0.1:1/m.gguf"),
-                _ => Reply::good(&request, b"over TLS"),
+                _ => Reply::good(&request, &content(100, 4)),
             };
             let _ = tls.write_all(&reply.bytes());
             tls.conn.send_close_notify();
@@ -554,7 +692,30 @@ fn https_checks_who_it_speaks_to() {
     std::fs::write(&roots, pem).unwrap();
     client.options.extra_roots = Some(roots);
     client.pull(&url("m.gguf"), None).unwrap();
-    client.check_done("m.gguf", b"over TLS");
+    client.check_done("m.gguf", &content(100, 4));
+    // A proxy makes a tunnel to the name, and the certificate is the name's.
+    let proxy = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = proxy.local_addr().unwrap().to_string();
+    let asked = std::thread::spawn(move || {
+        let (mut near, _) = proxy.accept().unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            let mut byte = [0];
+            std::io::Read::read_exact(&mut near, &mut byte).unwrap();
+            head.push(byte[0]);
+        }
+        near.write_all(b"HTTP/1.1 200 Connection established\r\n\r\n").unwrap();
+        let mut far = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+        let (mut from_near, mut to_far) = (near.try_clone().unwrap(), far.try_clone().unwrap());
+        std::thread::spawn(move || std::io::copy(&mut from_near, &mut to_far));
+        let _ = std::io::copy(&mut far, &mut near);
+        String::from_utf8(head).unwrap()
+    });
+    client.options.proxies =
+        Proxies::from_env(|name| (name == "HTTPS_PROXY").then(|| address.clone())).unwrap();
+    client.pull(&format!("https://hub.test:{port}/through.gguf"), None).unwrap();
+    client.check_done("through.gguf", &content(100, 4));
+    assert!(asked.join().unwrap().starts_with(&format!("CONNECT hub.test:{port} HTTP/1.1\r\n")));
     // A redirect that would leave TLS is not followed.
     assert!(matches!(client.pull(&url("away.gguf"), None), Err(HubError::BadRedirect { .. })));
 }

@@ -37,7 +37,7 @@ proptest! {
 
     #[test]
     fn any_faults_then_the_right_bytes(
-        len in 0_usize..120_000,
+        len in 24_usize..120_000,
         seed in any::<u64>(),
         faults in prop::collection::vec(fault(), 0..10),
         restarts in prop::collection::vec(0_usize..10, 0..3),

@@ -101,8 +101,6 @@ pub enum Finish {
     Length,
     /// The model calls tools.
     ToolCalls,
-    /// The server cut it off.
-    Cancelled,
 }
 
 impl Finish {
@@ -110,7 +108,7 @@ impl Finish {
     pub fn openai(&self) -> &'static str {
         match self {
             Self::Stop | Self::StopString(_) => "stop",
-            Self::Length | Self::Cancelled => "length",
+            Self::Length => "length",
             Self::ToolCalls => "tool_calls",
         }
     }
@@ -120,25 +118,25 @@ impl Finish {
         match self {
             Self::Stop => "end_turn",
             Self::StopString(_) => "stop_sequence",
-            Self::Length | Self::Cancelled => "max_tokens",
+            Self::Length => "max_tokens",
             Self::ToolCalls => "tool_use",
         }
     }
 
     /// The label in metrics.
     pub fn label(&self) -> &'static str {
-        match self {
-            Self::Cancelled => "abort",
-            other => other.openai(),
-        }
+        self.openai()
     }
 
-    /// From the engine's reason, when the text itself does not say more.
+    /// From the engine's reason, when the text itself does not say more. What the server cut off never comes here.
     pub fn of(reason: FinishReason) -> Self {
         match reason {
             FinishReason::Stop(_) | FinishReason::StopWatch => Self::Stop,
-            FinishReason::Length | FinishReason::Context | FinishReason::Deadline => Self::Length,
-            FinishReason::Cancelled | FinishReason::SlowReader => Self::Cancelled,
+            FinishReason::Length
+            | FinishReason::Context
+            | FinishReason::Deadline
+            | FinishReason::Cancelled
+            | FinishReason::SlowReader => Self::Length,
         }
     }
 }

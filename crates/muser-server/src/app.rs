@@ -5,15 +5,17 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use muser_gguf::GgufFile;
 use ring::rand::{SecureRandom as _, SystemRandom};
+use tokio::runtime::Handle;
 use tokio::task::spawn_blocking;
 
 use crate::auth::Keys;
 use crate::backend::{Backend, Slot, Snapshot};
+use crate::believed::Believed;
 use crate::config::ServerConfig;
 use crate::error::{ApiError, ServerError};
 use crate::metrics::Metrics;
@@ -21,6 +23,7 @@ use crate::packs::Packs;
 use crate::routes::responses::Responses;
 use crate::slot_book::SlotBook;
 use crate::text::TextSide;
+use crate::work_room::BodyBudget;
 
 /// Facts about the loaded model.
 #[derive(Debug, Clone, Default)]
@@ -82,8 +85,11 @@ pub struct Loaded {
 pub struct App {
     /// The configuration.
     pub config: ServerConfig,
-    /// The accepted keys.
-    pub keys: Keys,
+    /// What is believed where no key is asked for.
+    pub believed: Believed,
+    keys: RwLock<Arc<Keys>>,
+    bodies: BodyBudget,
+    work_room: RwLock<Option<Handle>>,
     loaded: OnceLock<Arc<Loaded>>,
     packs: OnceLock<Arc<Packs>>,
     stopping: AtomicBool,
@@ -100,10 +106,20 @@ impl App {
     /// The state before the model is loaded. Checks the configuration and reads the keys.
     pub fn new(config: ServerConfig) -> Result<SharedApp, ServerError> {
         config.check()?;
-        let keys = config.load_keys()?;
+        let keys = RwLock::new(Arc::new(config.load_keys()?));
+        let believed = Believed::new(&config)?;
+        let bodies = BodyBudget::new(config.limits.bodies_bytes);
+        if believed.every_origin() && config.key_file.is_none() {
+            tracing::warn!(
+                "--cors-origin '*' without a key: every web page that somebody here visits may use the server"
+            );
+        }
         Ok(Arc::new(Self {
             config,
+            believed,
             keys,
+            bodies,
+            work_room: RwLock::new(None),
             loaded: OnceLock::new(),
             packs: OnceLock::new(),
             stopping: AtomicBool::new(false),
@@ -148,7 +164,7 @@ impl App {
     /// The state without what it says of single requests, where those are not everybody's: how long a prompt is and how
     /// much of it was cached is its owner's business.
     pub fn without_sizes(&self, mut now: Snapshot) -> Snapshot {
-        if !self.keys.is_empty() && !self.config.shared_cache {
+        if !self.keys().is_empty() && !self.config.shared_cache {
             for slot in &mut now.slots {
                 *slot = Slot { id: slot.id, busy: slot.busy, ..Slot::default() };
             }
@@ -171,6 +187,36 @@ impl App {
     /// The model, if it is loaded, also while stopping.
     pub fn loaded_if_any(&self) -> Option<&Arc<Loaded>> {
         self.loaded.get()
+    }
+
+    /// The accepted keys.
+    pub fn keys(&self) -> Arc<Keys> {
+        Arc::clone(&self.keys.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Accepts these keys from now on.
+    pub(crate) fn set_keys(&self, keys: Keys) {
+        *self.keys.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(keys);
+    }
+
+    /// The memory for bodies.
+    pub(crate) fn bodies(&self) -> &BodyBudget {
+        &self.bodies
+    }
+
+    /// Where requests are worked on, while the server runs.
+    pub(crate) fn work_room(&self) -> Option<Handle> {
+        self.work_room.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Has requests worked on there.
+    pub(crate) fn set_work_room(&self, room: Option<Handle>) {
+        *self.work_room.write().unwrap_or_else(PoisonError::into_inner) = room;
+    }
+
+    /// Whether no new requests are taken any more.
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Relaxed)
     }
 
     /// Takes no new requests from now on.

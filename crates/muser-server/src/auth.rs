@@ -1,32 +1,46 @@
 //! Keys, and who may call without one.
 //!
 //! Keys are held as SHA-256 digests and compared in constant time, all of them on every request, so that neither
-//! the place of a difference nor the number of the matching key shows in the time taken. The decision looks at the
-//! parsed path of the request alone, the same that routing looks at, never at the `Host` header.
+//! the place of a difference nor the number of the matching key shows in the time taken. Which paths are open is decided by
+//! the parsed path alone, the same that routing looks at. Without keys [`Believed`](crate::believed::Believed) decides.
 
 use std::time::Instant;
 
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderValue, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::Response;
 use subtle::{Choice, ConstantTimeEq as _};
 
-use crate::app::SharedApp;
+use crate::app::{App, SharedApp};
 use crate::error::{ApiError, Dialect};
 use crate::owner::Owner;
+use crate::refusals;
 
 /// The accepted keys.
 #[derive(Debug, Clone, Default)]
 pub struct Keys {
     digests: Vec<[u8; 32]>,
+    shortest: usize,
 }
 
 impl Keys {
     /// Keys from text: one a line, blank lines and lines that start with `#` left out.
     pub fn from_lines(text: &str) -> Self {
+        // Editors of some systems put a byte order mark before the first line.
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
-        Self { digests: lines.map(|line| digest(line.as_bytes())).collect() }
+        let mut keys = Self { digests: Vec::new(), shortest: usize::MAX };
+        for line in lines {
+            keys.digests.push(digest(line.as_bytes()));
+            keys.shortest = keys.shortest.min(line.len());
+        }
+        keys
+    }
+
+    /// Length of the shortest key in bytes.
+    pub fn shortest(&self) -> usize {
+        self.shortest
     }
 
     /// Whether no key is asked for.
@@ -59,66 +73,55 @@ fn digest(bytes: &[u8]) -> [u8; 32] {
 /// Paths that answer without a key: the health check, and the page with its assets, which hold nothing secret.
 pub const OPEN_PATHS: [&str; 6] = ["/health", "/v1/health", "/", "/page.css", "/page.js", "/favicon.svg"];
 
-/// Refuses requests without a valid key, and calls from web pages of other origins where no key protects us.
+/// Refuses requests without a valid key, and calls of strangers' web pages where no key protects us; logs every request.
 pub async fn guard(State(app): State<SharedApp>, request: Request, next: Next) -> Response {
-    let path = request.uri().path();
-    let dialect = Dialect::of_path(path);
-    let open = OPEN_PATHS.contains(&path);
-    let mut owner = Owner::EVERYBODY;
-    if !open {
-        if !app.keys.is_empty() {
-            match presented_key(request.headers()).and_then(|key| app.keys.owner_of(key)) {
-                Some(known) if !app.config.shared_cache => owner = known,
-                Some(_) => {}
-                None => return ApiError::unauthorized().into_response_as(dialect),
-            }
-        } else if !app.config.insecure && !origin_allowed(request.headers(), &app.config.cors_origins) {
-            return ApiError::foreign_origin().into_response_as(dialect);
-        }
-    }
-    let (method, shown_path) = (request.method().clone(), path.to_owned());
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let begun = Instant::now();
-    let response = owner.answering(next.run(request)).await;
+    let mut response = match admit(&app, &request) {
+        Ok(owner) => owner.answering(next.run(request)).await,
+        Err(fault) => fault.into_response_as(Dialect::of_path(&path)),
+    };
     let status = response.status();
+    if app.is_stopping() || status == StatusCode::UNAUTHORIZED {
+        // Nobody keeps a place who has nothing to come back for.
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
     // The path is all that a request's text adds to the log; bodies and prompts never do.
     let headers_ms = begun.elapsed().as_millis() as u64;
-    tracing::info!(%method, path = shown_path, status = status.as_u16(), headers_ms, "request");
-    if (status.is_client_error() || status.is_server_error())
-        && let Some(loaded) = app.loaded_if_any()
-    {
-        loaded.metrics.count_refused(status.as_u16());
+    tracing::info!(%method, path, status = status.as_u16(), headers_ms, "request");
+    if status.is_client_error() || status.is_server_error() {
+        refusals::note(&app, &method, &path, &response);
     }
     response
 }
 
 /// Whose a request is: a digest of its key, and nothing where no key is asked for.
 pub(crate) fn owner(keys: &Keys, headers: &HeaderMap) -> Option<[u8; 32]> {
-    if keys.is_empty() { None } else { presented_key(headers).map(digest) }
+    presented_keys(headers).find(|key| keys.accept(key)).map(digest)
 }
 
-fn presented_key(headers: &HeaderMap) -> Option<&[u8]> {
-    if let Some(value) = headers.get(header::AUTHORIZATION) {
-        let value = value.as_bytes();
-        let (scheme, rest) = value.split_at_checked(7)?;
-        return scheme.eq_ignore_ascii_case(b"bearer ").then(|| rest.trim_ascii());
+/// Whose request this is, if it may be answered.
+fn admit(app: &App, request: &Request) -> Result<Owner, ApiError> {
+    if OPEN_PATHS.contains(&request.uri().path()) {
+        return Ok(Owner::EVERYBODY);
     }
-    headers.get("x-api-key").map(HeaderValue::as_bytes)
+    let keys = app.keys();
+    if keys.is_empty() {
+        app.believed.check(request.method(), request.uri(), request.headers())?;
+        return Ok(Owner::EVERYBODY);
+    }
+    let known = presented_keys(request.headers()).find_map(|key| keys.owner_of(key));
+    let known = known.ok_or_else(ApiError::unauthorized)?;
+    Ok(if app.config.shared_cache { Owner::EVERYBODY } else { known })
 }
 
-/// Without a key, a page on any site could drive the server through its visitor's browser. Browsers name the page
-/// in `Origin`; programs do not send it.
-fn origin_allowed(headers: &HeaderMap, allowed: &[String]) -> bool {
-    let Some(origin) = headers.get(header::ORIGIN) else { return true };
-    let Ok(origin) = origin.to_str() else { return false };
-    if allowed.iter().any(|item| item == "*" || item == origin) {
-        return true;
-    }
-    let Some((_, authority)) = origin.split_once("://") else { return false };
-    let host = match authority.strip_prefix('[') {
-        Some(rest) => rest.split(']').next().unwrap_or_default(),
-        None => authority.split(':').next().unwrap_or_default(),
-    };
-    matches!(host, "127.0.0.1" | "localhost" | "::1")
+/// The keys that a request shows: clients that speak two dialects fill both headers, and proxies use one for themselves.
+fn presented_keys(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
+    let bearer = headers.get_all(header::AUTHORIZATION).iter().filter_map(|value| {
+        let (scheme, rest) = value.as_bytes().split_at_checked(7)?;
+        scheme.eq_ignore_ascii_case(b"bearer ").then(|| rest.trim_ascii())
+    });
+    bearer.chain(headers.get_all("x-api-key").iter().map(|value| value.as_bytes().trim_ascii()))
 }
 
 #[cfg(test)]
@@ -135,33 +138,27 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_read_from_both_headers() {
-        let check = |name: &'static str, value: &'static str, expected: Option<&[u8]>| {
-            let mut headers = HeaderMap::new();
-            headers.insert(name, HeaderValue::from_static(value));
-            assert_eq!(presented_key(&headers), expected, "{name}: {value}");
-        };
-        check("authorization", "Bearer abc", Some(b"abc"));
-        check("authorization", "bearer  abc ", Some(b"abc"));
-        check("authorization", "Basic abc", None);
-        check("authorization", "Bear", None);
-        check("x-api-key", "abc", Some(b"abc"));
+    fn a_byte_order_mark_is_not_part_of_a_key() {
+        assert!(Keys::from_lines("\u{feff}alpha\r\nbeta\r\n").accept(b"alpha"));
+        assert!(Keys::from_lines("\u{feff}# only a comment\n").is_empty());
     }
 
     #[test]
-    fn only_local_pages_may_call_without_a_key() {
-        let check = |origin: &'static str, expected: bool| {
+    fn a_key_is_read_from_both_headers() {
+        let check = |sent: &[(&'static str, &'static str)], expected: &[&str]| {
             let mut headers = HeaderMap::new();
-            headers.insert(header::ORIGIN, HeaderValue::from_static(origin));
-            assert_eq!(origin_allowed(&headers, &["https://ui.example".into()]), expected, "{origin}");
+            for (name, value) in sent {
+                headers.append(*name, HeaderValue::from_static(value));
+            }
+            let found: Vec<&[u8]> = presented_keys(&headers).collect();
+            assert_eq!(found, expected.iter().map(|key| key.as_bytes()).collect::<Vec<_>>(), "{sent:?}");
         };
-        check("http://127.0.0.1:8080", true);
-        check("http://localhost", true);
-        check("http://[::1]:9", true);
-        check("https://ui.example", true);
-        check("https://evil.example", false);
-        check("http://localhost.evil.example", false);
-        check("http://127.0.0.1.evil.example:80", false);
-        check("null", false);
+        check(&[("authorization", "Bearer abc")], &["abc"]);
+        check(&[("authorization", "bearer  abc ")], &["abc"]);
+        check(&[("authorization", "Basic abc")], &[]);
+        check(&[("authorization", "Bear")], &[]);
+        check(&[("x-api-key", "abc")], &["abc"]);
+        check(&[("authorization", "Basic dTpw"), ("x-api-key", "abc")], &["abc"]);
+        check(&[("authorization", "Bearer none"), ("x-api-key", "abc")], &["none", "abc"]);
     }
 }

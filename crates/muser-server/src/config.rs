@@ -4,7 +4,7 @@
 //! `insecure` said out loud: an open inference port on a network is free computing for strangers.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::auth::Keys;
@@ -23,8 +23,15 @@ pub struct Limits {
     pub body_time: Duration,
     /// Time a client may refuse to take data that is ready for it, before it is dropped.
     pub stalled_write_time: Duration,
-    /// Connections at once; more wait in the system's accept queue.
+    /// Time that a connection may stay open between two requests.
+    pub idle_time: Duration,
+    /// Connections at once. Beyond it the one that has been idle longest makes room; while none is, more wait in the
+    /// system's accept queue.
     pub connections: usize,
+    /// Connections of one address at once; more are closed.
+    pub connections_per_address: usize,
+    /// Memory for the bodies of all requests that are being read or answered, in bytes.
+    pub bodies_bytes: usize,
     /// Answers asked for in one request (`n`, or a list of prompts).
     pub answers_per_request: usize,
     /// Sessions (and, counted by themselves, saved slots) that one owner may keep.
@@ -41,7 +48,10 @@ impl Default for Limits {
             head_time: Duration::from_secs(10),
             body_time: Duration::from_mins(1),
             stalled_write_time: Duration::from_secs(30),
+            idle_time: Duration::from_mins(2),
             connections: 1024,
+            connections_per_address: 512,
+            bodies_bytes: 512 << 20,
             answers_per_request: 16,
             keepsakes_per_owner: 1000,
             default_output_tokens: None,
@@ -63,6 +73,10 @@ pub enum ShutdownPolicy {
 pub struct ServerConfig {
     /// Where to listen.
     pub address: SocketAddr,
+    /// More addresses, with the port of the first: those of a host name that has several.
+    pub more_addresses: Vec<SocketAddr>,
+    /// A Unix socket to listen on instead.
+    pub socket: Option<PathBuf>,
     /// File with one key a line.
     pub key_file: Option<PathBuf>,
     /// PEM file with the certificate chain.
@@ -73,6 +87,8 @@ pub struct ServerConfig {
     pub insecure: bool,
     /// All keys share cached prefixes, packs, sessions and slots, so that each may learn what the others have.
     pub shared_cache: bool,
+    /// Host names that requests may ask for where no key is asked for, besides addresses and `localhost`; `*`: any.
+    pub allowed_hosts: Vec<String>,
     /// Origins that browsers may call from; empty: none, `*`: any.
     pub cors_origins: Vec<String>,
     /// Refuse requests whose `model` is not the loaded one.
@@ -89,11 +105,14 @@ impl Default for ServerConfig {
     fn default() -> Self {
         Self {
             address: SocketAddr::from(([127, 0, 0, 1], 8080)),
+            more_addresses: Vec::new(),
+            socket: None,
             key_file: None,
             tls_certificate: None,
             tls_key: None,
             insecure: false,
             shared_cache: false,
+            allowed_hosts: Vec::new(),
             cors_origins: Vec::new(),
             strict_model_name: false,
             limits: Limits::default(),
@@ -110,7 +129,8 @@ impl ServerConfig {
             return Err(ServerError::Config("TLS needs both the certificate file and the key file".into()));
         }
         let protected = self.key_file.is_some() && self.tls_certificate.is_some();
-        if self.address.ip().is_loopback() || self.insecure || protected {
+        let Some(open) = self.addresses().find(|address| !address.ip().is_loopback()) else { return Ok(()) };
+        if self.insecure || protected {
             return Ok(());
         }
         let missing = match (&self.key_file, &self.tls_certificate) {
@@ -119,9 +139,19 @@ impl ServerConfig {
             _ => "a TLS certificate",
         };
         Err(ServerError::Config(format!(
-            "{} can be reached from other machines, so {missing} is needed (or --insecure, which leaves it open)",
-            self.address
+            "{open} can be reached from other machines, so {missing} is needed (or --insecure, which leaves it open)",
         )))
+    }
+
+    /// The addresses that are listened on: none for a Unix socket.
+    fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
+        let tcp = std::iter::once(self.address).chain(self.more_addresses.iter().copied());
+        tcp.filter(|_| self.socket.is_none())
+    }
+
+    /// Whether other machines can reach the server.
+    pub fn reaches_others(&self) -> bool {
+        self.addresses().any(|address| !address.ip().is_loopback())
     }
 
     /// The keys that are accepted; none means that no key is asked for.
@@ -134,8 +164,30 @@ impl ServerConfig {
         if keys.is_empty() {
             return Err(fault("it holds no key (one a line, '#' starts a comment)".into()));
         }
+        warn_if_open("key", path);
+        if keys.shortest() < SAFE_KEY_BYTES {
+            tracing::warn!(
+                file = %path.display(),
+                "a key has fewer than {SAFE_KEY_BYTES} characters: whoever can reach the server can guess it"
+            );
+        }
         Ok(keys)
     }
+}
+
+/// Keys from this length on cannot be guessed over a network.
+const SAFE_KEY_BYTES: usize = 16;
+
+/// Says that a secret can be read by others. It is no error: how secrets get into containers is not ours to decide.
+pub(crate) fn warn_if_open(what: &str, path: &Path) {
+    #[cfg(unix)]
+    if let Ok(found) = std::fs::metadata(path)
+        && std::os::unix::fs::PermissionsExt::mode(&found.permissions()) & 0o004 != 0
+    {
+        tracing::warn!(file = %path.display(), "every user of this machine may read the {what} file (chmod 600)");
+    }
+    #[cfg(not(unix))]
+    let _ = (what, path);
 }
 
 #[cfg(test)]

@@ -9,6 +9,11 @@ use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
+use crate::refusals::Refusal;
+
+/// Content codings that bodies may have.
+pub const CODINGS: &str = "gzip, deflate, zstd and br";
+
 /// Why the server could not be started or had to stop.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
@@ -143,6 +148,17 @@ impl ApiError {
         fault
     }
 
+    /// 403: a name that the operator did not say is ours.
+    pub fn foreign_host() -> Self {
+        let mut fault = Self::new(
+            StatusCode::FORBIDDEN,
+            "This server asks for no key, so it answers to its address, to localhost and to names given with \
+             --allowed-host only",
+        );
+        fault.code = Some("host_not_allowed");
+        fault
+    }
+
     /// 404: no such route.
     pub fn no_route(path: &str) -> Self {
         let mut fault = Self::new(StatusCode::NOT_FOUND, format!("There is no route '{path}'"));
@@ -214,6 +230,27 @@ impl ApiError {
         fault
     }
 
+    /// 415: a body in a coding that is not known.
+    pub fn unknown_encoding(coding: &str) -> Self {
+        let mut fault = Self::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            format!("Bodies with Content-Encoding {} cannot be read; {} can", Value::from(coding), CODINGS),
+        );
+        fault.code = Some("unsupported_encoding");
+        fault
+    }
+
+    /// 429: other bodies hold the memory that there is for bodies.
+    pub fn bodies_full() -> Self {
+        let mut fault = Self::new(
+            StatusCode::TOO_MANY_REQUESTS,
+            "Other requests hold the memory that this server has for request bodies; try again in 2 s",
+        );
+        fault.code = Some("rate_limit_exceeded");
+        fault.retry_after_s = Some(2);
+        fault
+    }
+
     /// 429: the queue is full.
     pub fn queue_full(retry_after_s: u32) -> Self {
         let mut fault = Self::new(
@@ -259,7 +296,7 @@ impl ApiError {
             403 => "permission_error",
             404 => "not_found_error",
             429 => "rate_limit_error",
-            500 | 501 => "server_error",
+            500 | 501 | 507 => "server_error",
             503 => "unavailable_error",
             _ => "invalid_request_error",
         }
@@ -274,7 +311,7 @@ impl ApiError {
             Dialect::Anthropic => {
                 let kind = match self.status.as_u16() {
                     413 => "request_too_large",
-                    500 | 501 => "api_error",
+                    500 | 501 | 507 => "api_error",
                     503 => "overloaded_error",
                     _ => self.kind(),
                 };
@@ -304,12 +341,16 @@ impl ApiError {
     /// The HTTP answer in a dialect.
     pub fn into_response_as(self, dialect: Dialect) -> Response {
         let mut response = (self.status, Json(self.body(dialect))).into_response();
+        response.extensions_mut().insert(Refusal::of(&self));
         let headers = response.headers_mut();
         if let Some(seconds) = self.retry_after_s {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
         if self.status == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if self.status == StatusCode::UNSUPPORTED_MEDIA_TYPE {
+            headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("gzip, deflate, zstd, br"));
         }
         // A client library would send a taken name again and again.
         let lasting = self.status.is_server_error() || self.status == StatusCode::CONFLICT;

@@ -8,22 +8,45 @@ use http_body_util::{BodyExt as _, Limited};
 use serde_json::{Map, Value};
 use tokio::time::timeout;
 
+use crate::bodies;
 use crate::config::Limits;
 use crate::error::ApiError;
 use crate::fields::{Field, check};
+use crate::work_room::{SHORT_BODY_BYTES, compute, note_body, reserve};
+
+/// Memory for a long body is taken in pieces of this size.
+const PAID_AT_ONCE: usize = 1 << 20;
 
 /// Reads the body of `request` and checks it against `table`.
 ///
-/// The content type is not looked at: many clients send none, or a wrong one.
+/// The content type is not looked at: many clients send none, or a wrong one. Everything that takes time in proportion to the
+/// body happens beside the threads that drive connections, within the memory that there is for bodies.
 pub async fn read_body(
     request: Request,
     limits: &Limits,
-    table: &[Field],
+    table: &'static [Field],
 ) -> Result<Map<String, Value>, ApiError> {
     let path = request.uri().path().to_owned();
+    let codings = bodies::codings(request.headers())?;
     let bytes = read_bytes(request, limits).await?;
-    let body = parse(&bytes)?;
-    let unknown = check(table, &body)?;
+    note_body(bytes.len());
+    let limit = limits.body_bytes;
+    let (bytes, cost) = compute(move || {
+        let bytes = bodies::decode(bytes, &codings, limit)?;
+        let cost = bodies::cost(&bytes)?;
+        Ok((bytes, cost))
+    })
+    .await?;
+    note_body(bytes.len());
+    if cost > SHORT_BODY_BYTES {
+        reserve(cost).await?;
+    }
+    let (body, unknown) = compute(move || {
+        let body = parse(&bytes)?;
+        let unknown = check(table, &body)?;
+        Ok((body, unknown))
+    })
+    .await?;
     log_unknown(&path, &unknown);
     Ok(body)
 }
@@ -36,18 +59,37 @@ async fn read_bytes(request: Request, limits: &Limits) -> Result<Vec<u8>, ApiErr
     if announced.is_some_and(|length| length > limit as u64) {
         return Err(ApiError::body_too_large(limit));
     }
-    let reading = Limited::new(request.into_body(), limit).collect();
-    match timeout(limits.body_time, reading).await {
+    match timeout(limits.body_time, collect(request.into_body(), limit)).await {
         Err(_) => Err(ApiError::body_timeout()),
-        Ok(Ok(collected)) => Ok(collected.to_bytes().into()),
-        Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => {
-            Err(ApiError::body_too_large(limit))
-        }
-        Ok(Err(_)) => Err(ApiError::bad("The request's body broke off")),
+        Ok(outcome) => outcome,
     }
 }
 
+/// The bytes of a body; those of a long one are paid for as they come.
+async fn collect(body: axum::body::Body, limit: usize) -> Result<Vec<u8>, ApiError> {
+    let mut body = Limited::new(body, limit);
+    let (mut bytes, mut paid) = (Vec::new(), SHORT_BODY_BYTES);
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| {
+            if error.is::<http_body_util::LengthLimitError>() {
+                ApiError::body_too_large(limit)
+            } else {
+                ApiError::bad("The request's body broke off")
+            }
+        })?;
+        let Ok(data) = frame.into_data() else { continue };
+        while bytes.len() + data.len() > paid {
+            reserve(PAID_AT_ONCE).await?;
+            paid += PAID_AT_ONCE;
+        }
+        bytes.extend_from_slice(&data);
+    }
+    Ok(bytes)
+}
+
 fn parse(bytes: &[u8]) -> Result<Map<String, Value>, ApiError> {
+    // Some programs begin every text with a byte order mark.
+    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     let text = std::str::from_utf8(bytes)
         .map_err(|error| ApiError::bad(format!("The body is not UTF-8 (at byte {})", error.valid_up_to())))?;
     match serde_json::from_str(text) {
@@ -98,6 +140,14 @@ mod tests {
         assert_eq!(read("").await, Err(400));
         assert_eq!(read(&b"{\"a\": \"\xff\xfe\"}"[..]).await, Err(400));
         assert_eq!(read("x".repeat(65)).await, Err(413));
+    }
+
+    #[tokio::test]
+    async fn byte_order_marks_are_passed_over() {
+        assert_eq!(read("\u{feff}{\"a\": 1}").await.map(|body| body.len()), Ok(1));
+        // A mark of another encoding is no JSON, and neither is a second one.
+        assert_eq!(read(&b"\xff\xfe{\0}\0"[..]).await, Err(400));
+        assert_eq!(read("\u{feff}\u{feff}{}").await, Err(400));
     }
 
     #[tokio::test]

@@ -28,6 +28,8 @@ use crate::params::drawn_seed;
 use crate::places::Places;
 use crate::text::TextSide;
 use crate::work::{Prompt, Work};
+pub(crate) use crate::work_room::aside;
+use crate::work_room::compute;
 
 /// A running request.
 pub struct Generation {
@@ -91,7 +93,7 @@ impl Generation {
         let tells_prompt = work.prompt_logprobs.is_some();
         let mut prepared = {
             let loaded = Arc::clone(loaded);
-            aside(move || prepare(&loaded.text, work, seed, output_limit)).await?
+            compute(move || prepare(&loaded.text, work, seed, output_limit)).await?
         };
         prepared.request.scope = scope;
         let choices = prepared.request.n as usize;
@@ -222,6 +224,9 @@ impl Generation {
     }
 
     fn take_end(&mut self, finished: &Finished) {
+        if let Some(fault) = cut_off(finished.reason) {
+            return self.cut(finished.index, fault);
+        }
         let Some(choice) = self.choices.get_mut(finished.index as usize) else { return };
         if let FinishReason::Stop(id) = finished.reason
             && self.loaded.text.tokenizer().stop_ids().contains(&id)
@@ -280,6 +285,16 @@ impl Generation {
             self.ready.push_back(Update::End);
             self.ended = true;
         }
+    }
+
+    /// The server ended a choice: what is there is not the answer, and must not look like one.
+    fn cut(&mut self, index: u32, fault: ApiError) {
+        if let Some(choice) = self.choices.get_mut(index as usize) {
+            choice.clock.finish(&self.loaded.metrics, "abort");
+        }
+        tracing::warn!(reason = fault.message, "an answer was cut off");
+        self.ready.push_back(Update::Failed(fault));
+        self.ended = true;
     }
 
     fn fail(&mut self, fault: ApiError) {
@@ -410,22 +425,10 @@ fn is_text(text: &TextSide, id: u32) -> bool {
     matches!(text.tokenizer().token_kind(id), Some(TokenKind::Normal | TokenKind::UserDefined))
 }
 
-/// Runs work that may take long beside the threads that drive connections.
-pub(crate) async fn aside<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(outcome) => outcome,
-        Err(_) => Err(ApiError::internal(
-            "The server failed while it prepared this request; its log has the reason",
-        )),
-    }
-}
-
 /// The number of tokens of a prompt.
 pub async fn count_prompt(loaded: &Arc<Loaded>, work: Work) -> Result<usize, ApiError> {
     let loaded = Arc::clone(loaded);
-    aside(move || {
+    compute(move || {
         let counted = loaded.text.prompt_ids(&work.prompt).map(|ids| ids.len());
         counted.map_err(|fault| work.places.locate(fault))
     })
@@ -462,7 +465,7 @@ pub(crate) async fn read_prompt(loaded: &Loaded, ids: Vec<u32>, cache: bool) -> 
 pub async fn embed(loaded: &Arc<Loaded>, text: String) -> Result<(Vec<f32>, usize), ApiError> {
     let ids = {
         let loaded = Arc::clone(loaded);
-        aside(move || Ok(loaded.text.tokenizer().encode_prompt(&text, Specials::Plain))).await?
+        compute(move || Ok(loaded.text.tokenizer().encode_prompt(&text, Specials::Plain))).await?
     };
     if ids.is_empty() {
         return Err(ApiError::field("input", "An empty text has no embedding with this model"));
@@ -519,6 +522,19 @@ fn refused(loaded: &Loaded, refusal: &SubmitError, prompt_tokens: usize) -> ApiE
         }
         SubmitError::ShuttingDown => ApiError::unavailable("The server is stopping"),
         other => ApiError::internal(other.to_string()),
+    }
+}
+
+/// Why a choice ended that neither the model nor the client ended.
+fn cut_off(reason: FinishReason) -> Option<ApiError> {
+    match reason {
+        FinishReason::Cancelled => Some(ApiError::unavailable(
+            "The server is stopping and has cut this answer off; it is not complete",
+        )),
+        FinishReason::SlowReader => Some(ApiError::unavailable(
+            "The answer was not read as fast as it was made, and has been cut off; it is not complete",
+        )),
+        _ => None,
     }
 }
 

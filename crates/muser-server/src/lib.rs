@@ -9,20 +9,25 @@
     reason = "JSON values are made to be given away, but the json macro only borrows them"
 )]
 
+mod activity;
 pub mod answer;
 pub mod app;
 pub mod auth;
 pub mod backend;
+pub mod believed;
+mod bodies;
 pub mod config;
 pub mod conversation;
 pub mod custom_tools;
 pub mod describe;
 pub mod error;
 pub mod exchange;
+mod exposition;
 pub mod fields;
 mod form;
 pub mod generation;
 pub mod listen;
+mod listeners;
 pub mod live;
 pub mod metrics;
 mod opening;
@@ -30,17 +35,20 @@ pub mod owner;
 pub mod packs;
 pub mod params;
 pub mod places;
+mod refusals;
 pub mod routes;
 mod shorten;
 pub mod slot_book;
 pub mod sse;
 mod stall;
 pub mod text;
+mod tls;
 pub mod work;
+mod work_room;
 
 pub use app::{App, ModelFacts, SharedApp};
 pub use config::{Limits, ServerConfig, ShutdownPolicy};
 pub use error::ServerError;
-pub use listen::Server;
+pub use listen::{Reloader, Server};
 pub use live::LiveEngine;
 pub use packs::Packs;

@@ -1,63 +1,103 @@
-//! Connections: accepting them within limits, TLS, and the end.
+//! Connections: accepting them within limits, and the end.
 //!
 //! Connections are driven here and not by a helper, because the time and size limits on heads, the stalled-write
-//! limit and the order of shutting down are ours to keep: first no new connections, then running requests are
-//! finished or cut off as the policy says, then the sockets close.
+//! limit and the order of shutting down are ours to keep. At the end new requests get 503, and so does `/health`, while
+//! running ones are finished or cut off as the policy says; then the sockets close.
 
 use std::net::SocketAddr;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Body;
+use axum::extract::Request;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
-use hyper_util::server::graceful::GracefulShutdown;
-use hyper_util::service::TowerToHyperService;
-use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{sleep, timeout};
-use tokio_rustls::TlsAcceptor;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tower::ServiceExt as _;
 
+use crate::activity::{Activity, Due, Place, Places};
 use crate::app::{App, SharedApp};
-use crate::config::{ServerConfig, ShutdownPolicy};
+use crate::config::{Limits, ServerConfig, ShutdownPolicy};
 use crate::error::ServerError;
+use crate::listeners::{Listeners, Wire};
 use crate::opening::Opening;
 use crate::routes;
 use crate::stall::StallLimit;
+use crate::tls::Tls;
+use crate::work_room::WorkRoom;
+
+/// Time for a connection that is closed in good manners to say goodbye.
+const GOODBYE: Duration = Duration::from_secs(2);
 
 /// A bound server that is not yet running.
 pub struct Server {
     app: SharedApp,
-    listener: TcpListener,
-    address: SocketAddr,
-    tls: Option<TlsAcceptor>,
+    listeners: Listeners,
+    tls: Tls,
+}
+
+/// Reads the server's key and certificate files again.
+#[derive(Clone)]
+pub struct Reloader {
+    app: SharedApp,
+    tls: Tls,
+}
+
+impl Reloader {
+    /// Takes up what the files say now. If one of them cannot be used, all stays as it was.
+    pub fn reload(&self) -> Result<(), ServerError> {
+        let keys = self.app.config.load_keys()?;
+        self.tls.reload(&self.app.config)?;
+        self.app.set_keys(keys);
+        Ok(())
+    }
+}
+
+/// What all connections are told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Serving,
+    /// Finish what runs and close.
+    Draining,
+    /// Close.
+    Ended,
+}
+
+/// What every connection needs.
+struct Shared {
+    app: SharedApp,
+    router: Router,
+    places: Arc<Places>,
+    tls: Tls,
+    phase: watch::Sender<Phase>,
 }
 
 impl Server {
-    /// Checks the configuration, reads keys and certificates, and takes the address.
+    /// Checks the configuration, reads keys and certificates, and takes the addresses.
     pub async fn bind(config: ServerConfig) -> Result<Self, ServerError> {
-        let tls = tls_acceptor(&config)?;
+        let tls = Tls::load(&config)?;
         let app = App::new(config)?;
-        let wanted = app.config.address;
-        let bind_fault = |source| ServerError::Bind { address: wanted.to_string(), source };
-        let listener = TcpListener::bind(wanted).await.map_err(bind_fault)?;
-        let address = listener.local_addr().map_err(bind_fault)?;
-        Ok(Self { app, listener, address, tls })
+        let listeners = Listeners::bind(&app.config).await?;
+        Ok(Self { app, listeners, tls })
     }
 
     /// The address taken (with the port that the system chose, if the configuration said 0).
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.listeners.address()
     }
 
-    /// Where the server is, for a browser.
+    /// Where the server is, for a browser; for a Unix socket its path.
     pub fn url(&self) -> String {
-        let scheme = if self.tls.is_some() { "https" } else { "http" };
-        format!("{scheme}://{}", self.address)
+        let scheme = if self.tls.current().is_some() { "https" } else { "http" };
+        match &self.app.config.socket {
+            Some(path) => format!("unix:{}", path.display()),
+            None => format!("{scheme}://{}", self.listeners.address()),
+        }
     }
 
     /// The shared state, to load the model into.
@@ -65,59 +105,90 @@ impl Server {
         Arc::clone(&self.app)
     }
 
+    /// For taking up changed keys and certificates while the server runs.
+    pub fn reloader(&self) -> Reloader {
+        Reloader { app: Arc::clone(&self.app), tls: self.tls.clone() }
+    }
+
     /// Serves until `stop` completes, then shuts down by the configured policy.
     pub async fn run(self, stop: impl Future<Output = ()>) {
-        let service = routes::router(&self.app);
-        let graceful = GracefulShutdown::new();
-        let permits = Arc::new(Semaphore::new(self.app.config.limits.connections));
+        let room = match WorkRoom::open() {
+            Ok(room) => Some(room),
+            Err(error) => {
+                tracing::error!(%error, "no threads for requests; connections do their work");
+                None
+            }
+        };
+        self.app.set_work_room(room.as_ref().and_then(WorkRoom::handle));
+        let limits = &self.app.config.limits;
+        let shared = Shared {
+            router: routes::router(&self.app),
+            places: Places::new(limits.connections, limits.connections_per_address),
+            tls: self.tls,
+            phase: watch::channel(Phase::Serving).0,
+            app: self.app,
+        };
+        // Held by every connection that was there before the end began.
+        let (working, mut all_done) = mpsc::channel::<()>(1);
         tokio::pin!(stop);
         loop {
             let accepted = tokio::select! {
                 () = &mut stop => break,
-                accepted = accept(&self.listener, &permits) => accepted,
+                accepted = accept(&self.listeners, &shared.places) => accepted,
             };
-            let Some((stream, permit)) = accepted else { continue };
-            self.drive(stream, permit, service.clone(), &graceful);
+            if let Some(accepted) = accepted {
+                shared.drive(accepted, Some(working.clone()));
+            }
         }
-        drop(self.listener);
-        self.app.stop();
+        shared.app.stop();
+        shared.phase.send_replace(Phase::Draining);
+        drop(working);
+        let end = shared.drain(&mut all_done);
+        tokio::pin!(end);
+        loop {
+            let accepted = tokio::select! {
+                () = &mut end => break,
+                accepted = accept(&self.listeners, &shared.places) => accepted,
+            };
+            if let Some(accepted) = accepted {
+                shared.drive(accepted, None);
+            }
+        }
+        shared.phase.send_replace(Phase::Ended);
+        shared.app.set_work_room(None);
+    }
+}
+
+impl Shared {
+    async fn drain(&self, all_done: &mut mpsc::Receiver<()>) {
         let patience = match self.app.config.shutdown {
             ShutdownPolicy::Finish(patience) => patience,
             ShutdownPolicy::Cancel => Duration::ZERO,
         };
-        let mut closing = Box::pin(graceful.shutdown());
-        if timeout(patience, &mut closing).await.is_err() {
+        if timeout(patience, all_done.recv()).await.is_err() {
             // Streams see their requests end, say so to their clients and end too.
             if let Some(loaded) = self.app.loaded_if_any() {
                 loaded.backend.cut_off();
             }
-            let _ = timeout(Duration::from_secs(2), closing).await;
+            let _ = timeout(GOODBYE, all_done.recv()).await;
         }
     }
 
-    fn drive(
-        &self,
-        stream: TcpStream,
-        permit: OwnedSemaphorePermit,
-        service: Router,
-        graceful: &GracefulShutdown,
-    ) {
-        // Tokens are small writes that should not wait for one another.
-        let _ = stream.set_nodelay(true);
+    fn drive(&self, accepted: Accepted, working: Option<mpsc::Sender<()>>) {
+        let Accepted { wire, activity, place } = accepted;
         let app = Arc::clone(&self.app);
         let limits = app.config.limits.clone();
-        let stream = StallLimit::new(stream, limits.stalled_write_time);
-        let watcher = graceful.watcher();
-        let tls = self.tls.clone();
+        let stream = StallLimit::new(wire, limits.stalled_write_time);
+        let (tls, router, phase) = (self.tls.current(), self.router.clone(), self.phase.subscribe());
         tokio::spawn(async move {
-            let _permit = permit;
+            let (_place, _working) = (place, working);
             let _counted = OpenConnection::new(&app);
             match tls {
-                None => serve_connection(stream, service, &app.config, watcher).await,
+                None => serve_connection(stream, router, &limits, activity, phase).await,
                 Some(acceptor) => {
                     let handshake = timeout(limits.head_time, acceptor.accept(stream)).await;
                     if let Ok(Ok(stream)) = handshake {
-                        serve_connection(stream, service, &app.config, watcher).await;
+                        serve_connection(stream, router, &limits, activity, phase).await;
                     } else {
                         tracing::debug!("a TLS handshake failed");
                     }
@@ -148,18 +219,27 @@ impl Drop for OpenConnection {
     }
 }
 
-async fn accept(
-    listener: &TcpListener,
-    permits: &Arc<Semaphore>,
-) -> Option<(TcpStream, OwnedSemaphorePermit)> {
-    // The permit comes first: beyond the limit, connections wait in the system's queue.
-    let permit = Arc::clone(permits).acquire_owned().await.ok()?;
-    match listener.accept().await {
-        Ok((stream, _)) => Some((stream, permit)),
+/// A connection that has a place.
+struct Accepted {
+    wire: Wire,
+    activity: Arc<Activity>,
+    place: Place,
+}
+
+async fn accept(listeners: &Listeners, places: &Arc<Places>) -> Option<Accepted> {
+    match listeners.accept().await {
+        Ok((wire, from)) => {
+            let activity = Activity::new();
+            let place = places.take(from, &activity).await;
+            if place.is_none() {
+                tracing::debug!(?from, "an address has all the connections that it may have");
+            }
+            Some(Accepted { wire, activity, place: place? })
+        }
         Err(error) => {
             // Out of file descriptors, most likely: wait until some are closed.
             tracing::warn!(%error, "cannot accept a connection");
-            sleep(Duration::from_millis(50)).await;
+            sleep(Duration::from_millis(200)).await;
             None
         }
     }
@@ -167,18 +247,19 @@ async fn accept(
 
 async fn serve_connection<S>(
     stream: S,
-    service: Router,
-    config: &ServerConfig,
-    watcher: hyper_util::server::graceful::Watcher,
+    router: Router,
+    limits: &Limits,
+    activity: Arc<Activity>,
+    mut phase: watch::Receiver<Phase>,
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let limits = &config.limits;
     let mut builder = Builder::new(TokioExecutor::new());
+    // Heads and silences are timed here: hyper's limit for heads would also be the one between two requests.
     builder
         .http1()
         .timer(TokioTimer::new())
-        .header_read_timeout(limits.head_time)
+        .header_read_timeout(None)
         .max_buf_size(limits.head_bytes.max(8192));
     builder
         .http2()
@@ -187,33 +268,54 @@ async fn serve_connection<S>(
         .max_concurrent_streams(100)
         .keep_alive_interval(Duration::from_secs(20))
         .keep_alive_timeout(limits.stalled_write_time);
-    let stream = Opening::new(stream, limits.head_time);
-    let connection = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
-    if let Err(error) = watcher.watch(connection.into_owned()).await {
-        tracing::debug!(%error, "a connection ended early");
+    let stream = Opening::new(stream, limits.head_time, Arc::clone(&activity));
+    let service = service_fn({
+        let activity = Arc::clone(&activity);
+        move |request: Request<Incoming>| {
+            let (router, busy) = (router.clone(), activity.request());
+            async move {
+                router
+                    .oneshot(request.map(Body::new))
+                    .await
+                    .map(|answer| answer.map(|body| busy.until_sent(body)))
+            }
+        }
+    });
+    let connection = builder.serve_connection(TokioIo::new(stream), service).into_owned();
+    tokio::pin!(connection);
+    // After it has been told to close, an idle connection has until then.
+    let mut leave_by: Option<Instant> = None;
+    loop {
+        let due = activity.due(limits.head_time, limits.idle_time);
+        let clock = match (due, leave_by) {
+            (Due::Never, _) => None,
+            (_, Some(until)) | (Due::Idle(until) | Due::Head(until), None) => Some(until),
+            (Due::Now, None) => Some(Instant::now()),
+        };
+        tokio::select! {
+            outcome = connection.as_mut() => {
+                if let Err(error) = outcome {
+                    tracing::debug!(%error, "a connection ended early");
+                }
+                return;
+            }
+            () = async { sleep_until(clock.unwrap_or_else(Instant::now)).await }, if clock.is_some() => {
+                if leave_by.is_some() || matches!(due, Due::Head(_)) {
+                    return;
+                }
+                connection.as_mut().graceful_shutdown();
+                leave_by = Some(Instant::now() + GOODBYE);
+            }
+            changed = phase.changed() => {
+                if changed.is_err() || *phase.borrow() == Phase::Ended {
+                    return;
+                }
+                if leave_by.is_none() {
+                    connection.as_mut().graceful_shutdown();
+                    leave_by = Some(Instant::now() + GOODBYE);
+                }
+            }
+            () = activity.changed() => {}
+        }
     }
-}
-
-fn tls_acceptor(config: &ServerConfig) -> Result<Option<TlsAcceptor>, ServerError> {
-    let (Some(certificate), Some(key)) = (&config.tls_certificate, &config.tls_key) else { return Ok(None) };
-    let chain = CertificateDer::pem_file_iter(certificate)
-        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
-        .map_err(|error| file_fault("TLS certificate", certificate, &error))?;
-    if chain.is_empty() {
-        return Err(file_fault("TLS certificate", certificate, &"it holds no certificate"));
-    }
-    let private = PrivateKeyDer::from_pem_file(key).map_err(|error| file_fault("TLS key", key, &error))?;
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let mut tls = rustls::ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(|error| file_fault("TLS certificate", certificate, &error))?
-        .with_no_client_auth()
-        .with_single_cert(chain, private)
-        .map_err(|error| file_fault("TLS certificate", certificate, &error))?;
-    tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-    Ok(Some(TlsAcceptor::from(Arc::new(tls))))
-}
-
-fn file_fault(what: &'static str, path: &Path, reason: &dyn std::fmt::Display) -> ServerError {
-    ServerError::File { what, path: path.display().to_string(), reason: reason.to_string() }
 }

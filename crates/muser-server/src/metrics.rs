@@ -19,9 +19,6 @@ use crate::backend::Snapshot;
 type Labels = Vec<(String, String)>;
 type FloatGauge = Gauge<f64, std::sync::atomic::AtomicU64>;
 
-/// The content type of [`Metrics::encode`].
-pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-
 /// All metrics of one loaded model.
 #[derive(Debug)]
 pub struct Metrics {
@@ -103,7 +100,7 @@ impl Metrics {
             refused: register(
                 &mut all,
                 "muser:requests_refused",
-                "Refused requests by status",
+                "Refused requests by status and code",
                 Family::default(),
             ),
             first_token: register(
@@ -194,8 +191,9 @@ impl Metrics {
     }
 
     /// Counts a request that was not taken.
-    pub fn count_refused(&self, status: u16) {
-        self.refused.get_or_create(&vec![("status".into(), status.to_string())]).inc();
+    pub fn count_refused(&self, status: u16, code: &'static str) {
+        let labels = vec![("status".into(), status.to_string()), ("code".into(), code.into())];
+        self.refused.get_or_create(&labels).inc();
     }
 
     /// Counts a prompt that has been read.

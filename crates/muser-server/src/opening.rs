@@ -6,27 +6,32 @@
 
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
+use crate::activity::Activity;
+
 /// What an HTTP/2 connection begins with.
 const HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// Wraps a stream; reading fails with `TimedOut` if the version is not told within the limit.
+/// Wraps a stream; reading fails with `TimedOut` if the version is not told within the limit. Says to the connection's
+/// [`Activity`] what it hears.
 #[derive(Debug)]
 pub(crate) struct Opening<S> {
     stream: S,
+    activity: Arc<Activity>,
     /// Bytes of [`HTTP2`] seen so far, and the clock; nothing once the version is told.
     waiting: Option<(usize, Pin<Box<Sleep>>)>,
 }
 
 impl<S> Opening<S> {
     /// Gives the peer of `stream` this long.
-    pub(crate) fn new(stream: S, limit: Duration) -> Self {
-        Self { stream, waiting: Some((0, Box::pin(sleep(limit)))) }
+    pub(crate) fn new(stream: S, limit: Duration, activity: Arc<Activity>) -> Self {
+        Self { stream, activity, waiting: Some((0, Box::pin(sleep(limit)))) }
     }
 }
 
@@ -38,10 +43,14 @@ impl<S: AsyncRead + Unpin> AsyncRead for Opening<S> {
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
         let outcome = Pin::new(&mut self.stream).poll_read(cx, buffer);
-        let Some((seen, clock)) = &mut self.waiting else { return outcome };
         let news = buffer.filled().get(before..).unwrap_or_default();
+        if !news.is_empty() {
+            self.activity.heard();
+        }
+        let Some((seen, clock)) = &mut self.waiting else { return outcome };
         let left = &HTTP2[*seen..];
         if news.len() >= left.len() || !left.starts_with(news) {
+            self.activity.speaks(news.starts_with(left));
             self.waiting = None;
             return outcome;
         }
@@ -87,7 +96,7 @@ mod tests {
     /// What a read after `sent` and a silence of twice the limit gives.
     async fn check(sent: &[u8], in_time: bool) {
         let (ours, mut theirs) = tokio::io::duplex(64);
-        let mut ours = Opening::new(ours, Duration::from_secs(10));
+        let mut ours = Opening::new(ours, Duration::from_secs(10), Activity::new());
         let mut buffer = vec![0; sent.len()];
         if !sent.is_empty() {
             theirs.write_all(sent).await.expect("room");

@@ -19,6 +19,10 @@ pub const TEXTS: Kind = Kind::Either(&[Kind::Text, Kind::List(&Kind::Text)]);
 
 /// Most stop strings of a request.
 const MAX_STOPS: usize = 64;
+/// Longest of them in bytes.
+const MAX_STOP_BYTES: usize = 4096;
+/// Most tokens with a bias: each of them costs time at every step of every sequence.
+const MAX_BIASES: usize = 16_384;
 
 /// The sampling fields, to be joined into a route's table by [`concat()`].
 pub const SAMPLING_FIELDS: &[Field] = &[
@@ -37,14 +41,18 @@ pub const SAMPLING_FIELDS: &[Field] = &[
     Field::optional(
         "logit_bias",
         Kind::Either(&[Kind::Map, Kind::List(&Kind::List(&Kind::Any))]),
-        "token id to number, or pairs; `false` forbids a token",
+        "token id to number, or pairs, up to 16384; `false` forbids a token",
     ),
     Field::optional(
         "seed",
         Kind::Seed,
         "drawn and reported when absent or -1; any other number of 64 bits, reported without sign",
     ),
-    Field::optional("stop", TEXTS, "up to 64 strings; the text ends before the first of them"),
+    Field::optional(
+        "stop",
+        TEXTS,
+        "up to 64 strings of up to 4096 bytes; the text ends before the first of them",
+    ),
     Field::optional("stop_token_ids", Kind::List(&COUNT), "more ids that end the text, in vLLM's spelling"),
     Field::optional(
         "min_tokens",
@@ -133,6 +141,12 @@ pub fn stops(body: Body<'_>, name: &str) -> Result<Vec<String>, ApiError> {
             format!("'{name}' holds {} strings, at most {MAX_STOPS} are taken", stops.len()),
         ));
     }
+    if let Some(long) = stops.iter().find(|stop| stop.len() > MAX_STOP_BYTES) {
+        return Err(ApiError::field(
+            name,
+            format!("'{name}' holds a string of {} bytes, at most {MAX_STOP_BYTES} are taken", long.len()),
+        ));
+    }
     Ok(stops.into_iter().filter(|stop| !stop.is_empty()).collect())
 }
 
@@ -142,6 +156,17 @@ fn logit_bias(body: Body<'_>) -> Result<Vec<(u32, f32)>, ApiError> {
         Value::Bool(false) => Ok(f32::NEG_INFINITY),
         value => value.as_f64().map(|number| number as f32).ok_or_else(fault),
     };
+    let entries = match body.get("logit_bias") {
+        Some(Value::Object(map)) => map.len(),
+        Some(Value::Array(pairs)) => pairs.len(),
+        _ => 0,
+    };
+    if entries > MAX_BIASES {
+        return Err(ApiError::field(
+            "logit_bias",
+            format!("'logit_bias' holds {entries} tokens, at most {MAX_BIASES} are taken"),
+        ));
+    }
     match body.get("logit_bias") {
         None => Ok(Vec::new()),
         Some(Value::Object(map)) => map
@@ -220,6 +245,12 @@ mod tests {
         };
         check(json!({"logit_bias": {"15": -100, "7": 1.5}}), &[(15, -100.0), (7, 1.5)]);
         check(json!({"logit_bias": [[3, false], [4, 2]]}), &[(3, f32::NEG_INFINITY), (4, 2.0)]);
+        let many = |count: usize| Value::Array(vec![json!([1, 0.5]); count]);
+        assert!(params(json!({"logit_bias": many(MAX_BIASES)})).is_ok());
+        assert_eq!(
+            params(json!({"logit_bias": many(MAX_BIASES + 1)})).err(),
+            Some(Some("logit_bias".into()))
+        );
         for wrong in [json!({"x": 1}), json!({"1": "a"}), json!([[1]]), json!([["a", 1]])] {
             assert_eq!(params(json!({"logit_bias": wrong})).err(), Some(Some("logit_bias".into())));
         }
@@ -244,6 +275,8 @@ mod tests {
         check(json!("a"), &["a"]);
         check(json!(["a", "", "b"]), &["a", "b"]);
         check(json!(null), &[]);
+        let long = json!({"stop": ["a", "b".repeat(MAX_STOP_BYTES + 1)]});
+        assert!(stops(Body(long.as_object().expect("object")), "stop").is_err());
     }
 
     #[test]

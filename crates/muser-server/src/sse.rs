@@ -13,7 +13,7 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::Response;
-use futures_util::Stream;
+use futures_util::{Stream, StreamExt as _};
 use serde_json::Value;
 use tokio::time::{Instant, Sleep, sleep};
 
@@ -44,14 +44,15 @@ impl Event {
 /// The comment line.
 const COMMENT: &[u8] = b": keep-alive\n\n";
 
-/// Turns encoded events into a body with comment lines in the silences.
-struct KeepAlive<S> {
+/// Turns encoded events into a body with something that means nothing in the silences.
+struct KeepAlive<S, F> {
     events: S,
+    filler: F,
     interval: Duration,
     silence: Pin<Box<Sleep>>,
 }
 
-impl<S: Stream<Item = Bytes> + Unpin> Stream for KeepAlive<S> {
+impl<S: Stream<Item = Bytes> + Unpin, F: Fn() -> Bytes + Unpin> Stream for KeepAlive<S, F> {
     type Item = Result<Bytes, Infallible>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -62,7 +63,7 @@ impl<S: Stream<Item = Bytes> + Unpin> Stream for KeepAlive<S> {
                 if self.silence.as_mut().poll(cx).is_pending() {
                     return Poll::Pending;
                 }
-                Some(Bytes::from_static(COMMENT))
+                Some((self.filler)())
             }
         };
         let next_comment = Instant::now() + self.interval;
@@ -76,12 +77,21 @@ pub fn respond<S>(events: S, keep_alive: Duration) -> Response
 where
     S: Stream<Item = Event> + Send + 'static,
 {
-    use futures_util::StreamExt as _;
-    let encoded = Box::pin(events.map(|event| event.encode()));
-    let body = KeepAlive { events: encoded, interval: keep_alive, silence: Box::pin(sleep(keep_alive)) };
+    let encoded = events.map(|event| event.encode());
+    respond_with(encoded, "text/event-stream", keep_alive, || Bytes::from_static(COMMENT))
+}
+
+/// The response whose body is `pieces`, with `filler` in between when nothing else is said for an interval.
+pub fn respond_with<S, F>(pieces: S, content_type: &'static str, keep_alive: Duration, filler: F) -> Response
+where
+    S: Stream<Item = Bytes> + Send + 'static,
+    F: Fn() -> Bytes + Send + Unpin + 'static,
+{
+    let (events, silence) = (Box::pin(pieces), Box::pin(sleep(keep_alive)));
+    let body = KeepAlive { events, filler, interval: keep_alive, silence };
     let mut response = Response::new(Body::from_stream(body));
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     // Asks reverse proxies not to hold the stream back.
     headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
@@ -91,7 +101,7 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
-    use futures_util::{StreamExt as _, stream};
+    use futures_util::stream;
     use serde_json::json;
 
     #[test]

@@ -12,7 +12,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http2;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use muser_server::{ServerConfig, ShutdownPolicy};
+use muser_server::{Limits, ServerConfig, ShutdownPolicy};
 use serde_json::{Value, json};
 use support::{Running, Script, Scripted};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -134,6 +134,38 @@ async fn a_reader_that_stops_stalls_only_its_stream() {
     drop(unread);
     wait_for("the cancelling", || engine.cancelled.load(Ordering::SeqCst) == 1).await;
     drop(sender);
+    server.stop().await;
+}
+
+/// Who only answers pings has no claim to a place for ever; who has a request open has.
+#[tokio::test]
+async fn a_connection_without_requests_is_said_goodbye() {
+    let limits = Limits { idle_time: Duration::from_millis(400), ..Limits::default() };
+    let server = Running::scripted(ServerConfig { limits, ..ServerConfig::default() }, slowly()).await;
+    let mut sender = connect(server.address).await;
+    // 80 words, 5 ms each: as long as the limit.
+    let slow = text(ask(&mut sender, "POST", CHAT, "", &chat("slow", true)).await).await;
+    assert!(slow.ends_with("data: [DONE]\n\n"));
+    let begun = Instant::now();
+    while !sender.is_closed() {
+        assert!(begun.elapsed() < Duration::from_secs(10), "the connection is still open");
+        sleep(Duration::from_millis(10)).await;
+    }
+    assert!(begun.elapsed() > Duration::from_millis(300), "{:?}", begun.elapsed());
+    server.stop().await;
+}
+
+/// Names that strangers can make point here, in the target of a request.
+#[tokio::test]
+async fn a_strangers_authority_is_refused() {
+    let server = Running::scripted(ServerConfig::default(), slowly()).await;
+    let mut sender = connect(server.address).await;
+    for (authority, expected) in [("attacker.example", 403), ("localhost:1", 200), ("[::1]", 200)] {
+        sender.ready().await.expect("open");
+        let asked =
+            Request::get(format!("http://{authority}/v1/models")).body(Full::default()).expect("a request");
+        assert_eq!(sender.send_request(asked).await.expect("an answer").status(), expected, "{authority}");
+    }
     server.stop().await;
 }
 

@@ -88,13 +88,23 @@ async fn pages_of_other_origins_may_not_call() {
     let body = json!({"messages": [{"role": "user", "content": "a"}]}).to_string();
     let ask = async |headers: &str| {
         let answer = request(server.address, "POST", "/v1/chat/completions", headers, body.as_bytes()).await;
-        assert!(answer.header("access-control-allow-origin").is_none(), "no CORS unless configured");
-        answer.status
+        (answer.status, answer.header("access-control-allow-origin").map(str::to_owned))
     };
-    assert_eq!(ask("origin: https://evil.example\r\n").await, 403);
-    assert_eq!(ask("origin: null\r\n").await, 403);
-    assert_eq!(ask(&format!("origin: http://{}\r\n", server.address)).await, 200);
-    assert_eq!(ask("").await, 200);
+    assert_eq!(ask("origin: https://evil.example\r\n").await, (403, None));
+    assert_eq!(ask("origin: null\r\n").await, (403, None));
+    assert_eq!(ask("").await, (200, None));
+    assert_eq!(ask("sec-fetch-site: cross-site\r\n").await, (403, None));
+    // Pages of this machine may call, and read what comes.
+    let own = format!("http://{}", server.address);
+    assert_eq!(ask(&format!("origin: {own}\r\n")).await, (200, Some(own)));
+    let local = "http://localhost:3000".to_owned();
+    assert_eq!(ask(&format!("origin: {local}\r\n")).await, (200, Some(local.clone())));
+    let preflight = format!("origin: {local}\r\naccess-control-request-method: POST\r\n");
+    let answer = request(server.address, "OPTIONS", "/v1/chat/completions", &preflight, b"").await;
+    assert_eq!((answer.status, answer.header("access-control-allow-origin")), (200, Some(local.as_str())));
+    let preflight = preflight.replace("localhost:3000", "evil.example");
+    let answer = request(server.address, "OPTIONS", "/v1/chat/completions", &preflight, b"").await;
+    assert_eq!(answer.header("access-control-allow-origin"), None);
     server.stop().await;
     let config = ServerConfig { cors_origins: vec!["https://ui.example".into()], ..ServerConfig::default() };
     let server = Running::scripted(config, Scripted::new(|_| Script::saying(SAYS))).await;
@@ -246,7 +256,7 @@ async fn bodies_and_heads_are_limited() {
     }
     let mut stream = tokio::net::TcpStream::connect(server.address).await.expect("connects");
     stream
-        .write_all(b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n{")
+        .write_all(b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-length: 50\r\n\r\n{")
         .await
         .expect("written");
     let (text, time) = read_until(&mut stream, |text| text.contains("\r\n\r\n")).await;

@@ -40,6 +40,15 @@ pub const TABLE: &[(&str, &str)] = &[
     (MUSER_HUB_TOKEN, "Token for the hub; sent to the hub's host only, never logged"),
     (HF_TOKEN, "The same; weaker than `MUSER_HUB_TOKEN`"),
     (SSL_CERT_FILE, "PEM file with certificate authorities to trust besides the built-in ones"),
+    (
+        "HTTPS_PROXY",
+        "Proxy of `muser pull` for https (`http://[USER:PASSWORD@]HOST:PORT`); also `https_proxy`, and `all_proxy` or \
+         `ALL_PROXY` for everything; `http_proxy` for plain http",
+    ),
+    (
+        "NO_PROXY",
+        "Hosts, addresses and address ranges that are asked directly, separated by commas, or `*`; also `no_proxy`",
+    ),
     (NO_COLOR, "Set to anything: no colour"),
     (
         MUSER_NVRTC_DIR,

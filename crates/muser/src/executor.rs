@@ -8,18 +8,39 @@ use muser_model::Model;
 use crate::cli::{BackendChoice, KvChoice, ModelArgs, PrefillChoice};
 #[cfg(feature = "cuda")]
 use crate::output::HintExt as _;
-use crate::output::usage_error;
+use crate::output::{Console, usage_error};
 
-/// An executor for `model` as the arguments ask.
-pub fn build(model: Model, args: &ModelArgs) -> anyhow::Result<Box<dyn Executor>> {
+/// An executor for `model` as the arguments ask. Says on the console what was chosen where the choice was left to us.
+pub fn build(model: Model, args: &ModelArgs, console: &Console) -> anyhow::Result<Box<dyn Executor>> {
     let kv = kv_type(args)?;
     match args.backend {
         BackendChoice::Scalar => Ok(Box::new(ReferenceExecutor::new(model, kv)?)),
-        BackendChoice::Cuda => cuda(&model, false, args.prefill),
-        BackendChoice::CudaExact => cuda(&model, true, args.prefill),
-        BackendChoice::Cpu => {
-            let options = CpuOptions { threads: args.threads.map(usize::from), kv, ..CpuOptions::default() };
-            Ok(Box::new(CpuExecutor::new(model, options)?))
+        BackendChoice::Cuda => cuda(&model, false, args.prefill, kv),
+        BackendChoice::CudaExact => cuda(&model, true, args.prefill, kv),
+        BackendChoice::Auto => match card(&model, args, console) {
+            Some(executor) => Ok(executor),
+            None => cpu(model, args, kv),
+        },
+        BackendChoice::Cpu => cpu(model, args, kv),
+    }
+}
+
+fn cpu(model: Model, args: &ModelArgs, kv: KvType) -> anyhow::Result<Box<dyn Executor>> {
+    let options = CpuOptions { threads: args.threads.map(usize::from), kv, ..CpuOptions::default() };
+    Ok(Box::new(CpuExecutor::new(model, options)?))
+}
+
+/// What `auto` finds: a card that holds the model and computes right, else nothing, which means the CPU. One line on the
+/// console says which and why.
+pub fn card(model: &Model, args: &ModelArgs, console: &Console) -> Option<Box<dyn Executor>> {
+    match try_card(model, args) {
+        Ok((executor, name)) => {
+            console.note(format!("computing on {name}, which holds the model and passed its self-test"));
+            Some(executor)
+        }
+        Err(why) => {
+            console.note(format!("computing on the CPU: {why}"));
+            None
         }
     }
 }
@@ -28,10 +49,7 @@ pub fn build(model: Model, args: &ModelArgs) -> anyhow::Result<Box<dyn Executor>
 pub fn kv_type(args: &ModelArgs) -> anyhow::Result<KvType> {
     let has: &[(KvChoice, KvType)] = match args.backend {
         BackendChoice::Scalar => &[(KvChoice::F32, KvType::F32), (KvChoice::F16, KvType::F16)],
-        BackendChoice::Cpu => {
-            &[(KvChoice::F16, KvType::F16), (KvChoice::Int16, KvType::Int16), (KvChoice::Int8, KvType::Int8)]
-        }
-        BackendChoice::Cuda => {
+        BackendChoice::Cpu | BackendChoice::Cuda | BackendChoice::Auto => {
             &[(KvChoice::F16, KvType::F16), (KvChoice::Int16, KvType::Int16), (KvChoice::Int8, KvType::Int8)]
         }
         // The CPU's order of float operations, which 16 and 8 do not need.
@@ -52,16 +70,68 @@ pub fn kv_type(args: &ModelArgs) -> anyhow::Result<KvType> {
     })
 }
 
+#[cfg(feature = "cuda")]
+fn try_card(model: &Model, args: &ModelArgs) -> Result<(Box<dyn Executor>, String), String> {
+    if args.threads.is_some() {
+        return Err("--threads asks for it".to_owned());
+    }
+    let found = muser_cuda::device::probe(0).map_err(|error| match error {
+        muser_cuda::CudaError::LibraryMissing { .. } => {
+            "there is no NVIDIA driver on this machine".to_owned()
+        }
+        error => format!("no card can be used: {error}"),
+    })?;
+    let needed = needed_bytes(model, args);
+    if found.free_bytes < needed {
+        return Err(format!(
+            "the model needs about {:.1} GB, {} has {:.1} GB free",
+            needed as f64 / 1e9,
+            found.name,
+            found.free_bytes as f64 / 1e9
+        ));
+    }
+    let kv = kv_type(args).map_err(|error| error.to_string())?;
+    match cuda(model, false, args.prefill, kv) {
+        Ok(executor) => Ok((executor, found.name)),
+        Err(error) => Err(format!("{} cannot be used: {error:#}", found.name)),
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+fn try_card(_model: &Model, args: &ModelArgs) -> Result<(Box<dyn Executor>, String), String> {
+    Err(match args.threads {
+        Some(_) => "--threads asks for it".to_owned(),
+        None => "this muser was built without the cuda feature".to_owned(),
+    })
+}
+
+/// What a model takes on a card: its weights, the keys and values of one context, and room to compute in.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "asked of cards only"))]
+fn needed_bytes(model: &Model, args: &ModelArgs) -> u64 {
+    /// Keys and values of a position and a layer.
+    const POSITION_BYTES: u64 = 1 << 10;
+    /// Activations of a step, kernels, what the driver keeps for itself.
+    const ROOM_BYTES: u64 = 1 << 30;
+    let weights: u64 = model.file.tensors().iter().map(|tensor| tensor.len as u64).sum();
+    let positions = args.ctx.map_or(32_768, u64::from).min(model.geometry.context as u64);
+    weights + positions * model.geometry.sliding.len() as u64 * POSITION_BYTES + ROOM_BYTES
+}
+
 /// An executor on the first NVIDIA card; `exact` gives the bits of the CPU backend.
 #[cfg(feature = "cuda")]
-pub fn cuda(model: &Model, exact: bool, prefill: PrefillChoice) -> anyhow::Result<Box<dyn Executor>> {
+pub fn cuda(
+    model: &Model,
+    exact: bool,
+    prefill: PrefillChoice,
+    kv: KvType,
+) -> anyhow::Result<Box<dyn Executor>> {
     use muser_cuda::{Attention, CudaExecutor, CudaOptions, Prefill};
     let attention = if exact { Attention::Exact } else { Attention::Fast };
     let prefill = match prefill {
         PrefillChoice::Exact => Prefill::Exact,
         PrefillChoice::Fast => Prefill::Fast,
     };
-    match CudaExecutor::new(model, CudaOptions { attention, prefill, ..CudaOptions::default() }) {
+    match CudaExecutor::new(model, CudaOptions { attention, prefill, kv, ..CudaOptions::default() }) {
         Ok(executor) => Ok(Box::new(executor)),
         Err(error) => Err(anyhow::Error::new(error)).hint("`--backend cpu` runs on any machine"),
     }
@@ -69,7 +139,12 @@ pub fn cuda(model: &Model, exact: bool, prefill: PrefillChoice) -> anyhow::Resul
 
 /// This build has no CUDA backend.
 #[cfg(not(feature = "cuda"))]
-pub fn cuda(_model: &Model, _exact: bool, _prefill: PrefillChoice) -> anyhow::Result<Box<dyn Executor>> {
+pub fn cuda(
+    _model: &Model,
+    _exact: bool,
+    _prefill: PrefillChoice,
+    _kv: KvType,
+) -> anyhow::Result<Box<dyn Executor>> {
     Err(usage_error("--backend cuda: this muser was built without the cuda feature"))
 }
 
@@ -79,6 +154,7 @@ mod tests {
 
     use super::*;
     use crate::cli::LogitsArgs;
+    use crate::model_file::ModelSource;
 
     #[derive(clap::Parser)]
     struct Line {
@@ -102,16 +178,26 @@ mod tests {
             (&["--backend", "scalar"], KvType::F32),
             (&["--backend", "scalar", "--kv", "f16"], KvType::F16),
             (&["--backend", "cuda"], KvType::F16),
+            (&["--backend", "cuda", "--kv", "8"], KvType::Int8),
         ] {
             assert_eq!(chosen(line), Ok(expected), "{line:?}");
         }
         for (line, parts) in [
             (&["--kv", "12"][..], &["'12'", "16, 8"][..]),
-            (&["--kv", "f32"], &["--kv f32", "--backend cpu", "f16, 16, 8"]),
+            (&["--kv", "f32"], &["--kv f32", "--backend auto", "f16, 16, 8"]),
             (&["--backend", "scalar", "--kv", "8"], &["--kv 8", "scalar", "f32, f16"]),
         ] {
             let error = chosen(line).expect_err("it is not there");
             assert!(parts.iter().all(|part| error.contains(part)), "{line:?}: {error}");
         }
+    }
+
+    #[test]
+    fn what_a_card_must_hold_grows_with_the_context() {
+        let model = ModelSource::Bundled.load().expect("the bundled model");
+        let args = |ctx| ModelArgs { ctx, ..ModelArgs::default() };
+        let (short, usual) = (needed_bytes(&model, &args(Some(16))), needed_bytes(&model, &args(None)));
+        assert!(short > 1 << 30 && usual > short, "{short} {usual}");
+        assert_eq!(usual, needed_bytes(&model, &args(Some(1 << 30))), "no more than the model's own context");
     }
 }

@@ -38,15 +38,24 @@ pub fn read_ids(path: &Path) -> anyhow::Result<Vec<u32>> {
     parse_ids(&text).context(name)
 }
 
+/// Most that is read from standard input: far more than any context, and no more than fits in memory.
+const MAX_STDIN_BYTES: u64 = 256 << 20;
+
 /// All of standard input as text. `what` is asked for when a person sits there instead of a pipe.
 pub fn read_stdin(what: &str) -> anyhow::Result<String> {
-    let mut stdin = std::io::stdin().lock();
+    let stdin = std::io::stdin().lock();
     if stdin.is_terminal() {
         return Err(usage_error(format!("no {what} given")))
             .hint("give it as an argument or pipe it to standard input");
     }
     let mut bytes = Vec::new();
-    stdin.read_to_end(&mut bytes).context("standard input")?;
+    stdin.take(MAX_STDIN_BYTES + 1).read_to_end(&mut bytes).context("standard input")?;
+    if bytes.len() as u64 > MAX_STDIN_BYTES {
+        return Err(usage_error(format!(
+            "standard input: more than {} MiB, which no context holds",
+            MAX_STDIN_BYTES >> 20
+        )));
+    }
     String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
         anyhow::anyhow!(

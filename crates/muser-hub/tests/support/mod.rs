@@ -186,13 +186,12 @@ pub fn read_request(stream: impl Read) -> Option<Request> {
     Some(Request { target, headers })
 }
 
-/// Bytes without a pattern that a shifted copy would share.
+/// Bytes without a pattern that a shifted copy would share, behind the head of a model file.
 pub fn content(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(2).wrapping_add(1);
-    (0..len)
-        .map(|_| {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            (state >> 56) as u8
-        })
-        .collect()
+    let random = (0..len).map(|_| {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 56) as u8
+    });
+    b"GGUF\x03\0\0\0".iter().copied().chain(random.skip(8)).take(len).collect()
 }

@@ -125,7 +125,7 @@ async function ask(question) {
     });
   };
   try {
-    const response = await call("/v1/chat/completions", {
+    const response = await call("v1/chat/completions", {
       method: "POST", body: JSON.stringify(request()), signal: running.signal,
     });
     if (!response.ok) throw new Error((await response.json()).error?.message ?? response.statusText);
@@ -194,7 +194,7 @@ async function said(path, method, body) {
   return answer;
 }
 
-const sessionPath = (name) => `/v1/sessions/${encodeURIComponent(name)}`;
+const sessionPath = (name) => `v1/sessions/${encodeURIComponent(name)}`;
 
 // Does something with sessions, says how it went, and shows the list as it is then.
 async function withSessions(work) {
@@ -205,7 +205,7 @@ async function withSessions(work) {
     note = fault.message;
   }
   $("kept-text").textContent = note;
-  const list = (await said("/v1/sessions", "GET").catch(() => ({ data: [] }))).data;
+  const list = (await said("v1/sessions", "GET").catch(() => ({ data: [] }))).data;
   $("sessions").replaceChildren(...list.map((session) => {
     const item = make("li");
     const load = make("button", "", session.name);
@@ -225,7 +225,7 @@ async function withSessions(work) {
 async function saveSession(name) {
   let saved;
   try {
-    saved = await said("/v1/sessions", "POST", { name, ...prompt() });
+    saved = await said("v1/sessions", "POST", { name, ...prompt() });
   } catch (fault) {
     if (!fault.message.includes("save to it")) throw fault;
     saved = await said(`${sessionPath(name)}/save`, "POST", prompt());
@@ -289,7 +289,7 @@ function showStatus(status) {
 
 async function look() {
   try {
-    const response = await call("/status");
+    const response = await call("status");
     if (response.ok) showStatus(await response.json());
     else $("model").textContent = response.status === 503 ? "loading the model…" : `error ${response.status}`;
   } catch {

@@ -337,7 +337,7 @@ impl Head {
     fn last(&self, outcome: &Outcome) -> Value {
         let (kind, word) = match &outcome.finish {
             Finish::StopString(stop) => ("word", stop.as_str()),
-            Finish::Length | Finish::Cancelled => ("limit", ""),
+            Finish::Length => ("limit", ""),
             Finish::Stop | Finish::ToolCalls => ("eos", ""),
         };
         json!({

@@ -15,6 +15,7 @@ use crate::app::SharedApp;
 use crate::auth;
 use crate::describe::Route;
 use crate::error::{ApiError, Dialect};
+use crate::work_room;
 
 pub mod chat;
 pub mod completions;
@@ -387,7 +388,7 @@ pub const ROUTES: &[Route] = &[
         family: "operation",
         summary: "Prometheus metrics under the names known from vLLM.",
         fields: &[],
-        answers: &["application/openmetrics-text"],
+        answers: &["application/openmetrics-text", "text/plain"],
     },
     Route {
         method: "GET",
@@ -478,24 +479,30 @@ pub fn router(app: &SharedApp) -> Router {
         .method_not_allowed_fallback(wrong_method)
         // Bodies are limited where they are read, with an error in the route's shape.
         .layer(DefaultBodyLimit::disable())
+        .layer(from_fn_with_state(Arc::clone(app), work_room::enter))
         .layer(from_fn_with_state(Arc::clone(app), auth::guard))
         .layer(CatchPanicLayer::custom(panicked));
-    let router = match cors(&app.config.cors_origins) {
+    let router = match cors(app) {
         Some(layer) => router.layer(layer),
         None => router,
     };
     router.with_state(Arc::clone(app))
 }
 
-/// No answer says that other origins may read it, unless the operator listed them.
-fn cors(origins: &[String]) -> Option<CorsLayer> {
-    if origins.is_empty() {
+/// Which pages of other origins may read answers: with a key those that the operator listed, without one also those of this
+/// machine, which may call anyway.
+fn cors(app: &SharedApp) -> Option<CorsLayer> {
+    let keyed = !app.keys().is_empty();
+    if keyed && !app.believed.any_listed() {
         return None;
     }
-    let allowed = if origins.iter().any(|origin| origin == "*") {
+    let allowed = if app.believed.every_origin() {
         AllowOrigin::any()
     } else {
-        AllowOrigin::list(origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok()))
+        let app = Arc::clone(app);
+        AllowOrigin::predicate(move |origin: &HeaderValue, request| {
+            origin.to_str().is_ok_and(|origin| app.believed.may_read(origin, request, keyed))
+        })
     };
     // A wildcard for headers does not cover the one with the key, so what is asked for is named.
     Some(

@@ -2,14 +2,14 @@
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::header;
+use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse as _, Response};
 use serde_json::{Value, json};
 
 use crate::app::SharedApp;
 use crate::describe;
 use crate::error::{ApiError, Dialect};
-use crate::metrics::CONTENT_TYPE;
+use crate::exposition;
 
 /// `GET /health`: 200 only when a request would be taken.
 pub async fn health(State(app): State<SharedApp>) -> Response {
@@ -17,12 +17,17 @@ pub async fn health(State(app): State<SharedApp>) -> Response {
 }
 
 /// `GET /metrics`; also answered while stopping, when operators look hardest.
-pub async fn metrics(State(app): State<SharedApp>) -> Response {
+pub async fn metrics(State(app): State<SharedApp>, headers: HeaderMap) -> Response {
     let Some(loaded) = app.loaded_if_any() else {
         return Dialect::OpenAi.answer(app.loaded().map(|_| ().into_response()));
     };
     let text = loaded.metrics.encode(&app.snapshot(loaded).await);
-    ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response()
+    let (kind, text) = if exposition::wants_classic(&headers) {
+        (exposition::CLASSIC, exposition::classic(&text))
+    } else {
+        (exposition::OPEN_METRICS, text)
+    };
+    ([(header::CONTENT_TYPE, kind), (header::VARY, "accept")], text).into_response()
 }
 
 /// `GET /status`: what the page shows.

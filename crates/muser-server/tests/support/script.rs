@@ -65,6 +65,8 @@ pub struct Scripted {
     pub places: usize,
     /// What a context holds.
     pub context: usize,
+    /// Whether running requests are to end.
+    cut: Arc<tokio::sync::watch::Sender<bool>>,
 }
 
 impl Scripted {
@@ -80,6 +82,7 @@ impl Scripted {
             places: 1000,
             lost: Arc::default(),
             context: super::CONTEXT,
+            cut: Arc::new(tokio::sync::watch::channel(false).0),
         }
     }
 
@@ -133,7 +136,9 @@ impl Backend for Scripted {
         Snapshot { slots, running: running as u64, kv_blocks_total: 4, ..Snapshot::default() }
     }
 
-    fn cut_off(&self) {}
+    fn cut_off(&self) {
+        self.cut.send_replace(true);
+    }
 
     fn lost(&self) -> Option<String> {
         self.lost.lock().expect("lock").clone()
@@ -171,6 +176,10 @@ impl Scripted {
             let mut count = 0;
             for &id in ids.iter().take(request.max_tokens.unwrap_or(u32::MAX) as usize) {
                 wait(script.pace).await?;
+                if *self.cut.borrow() {
+                    reason = FinishReason::Cancelled;
+                    break;
+                }
                 count += 1;
                 if request.stop_ids.contains(&id) {
                     reason = FinishReason::Stop(id);

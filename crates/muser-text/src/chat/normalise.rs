@@ -6,7 +6,10 @@
 
 use crate::error::{TextError, shown};
 use serde_json::{Map, Value, json};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+
+/// Most tools of a request: agents bring some hundreds, and each costs a part of the prompt and of the grammar.
+const MAX_TOOLS: usize = 1024;
 
 /// Longest tool name accepted, in characters.
 const MAX_TOOL_NAME: usize = 128;
@@ -41,13 +44,21 @@ pub fn normalise_messages(messages: &[Value]) -> Result<Vec<Value>, TextError> {
 /// Brings the `tools` of a request into the shape for [`super::ChatInput`]:
 /// `{"type": "function", "function": {"name", "description", "parameters"}}` with all three fields there.
 pub fn normalise_tools(tools: &[Value]) -> Result<Vec<Value>, TextError> {
+    if tools.len() > MAX_TOOLS {
+        return Err(TextError::request(
+            "tools",
+            format!("at most {MAX_TOOLS} tools"),
+            tools.len().to_string(),
+        ));
+    }
     let tools: Vec<Value> = tools
         .iter()
         .enumerate()
         .map(|(index, tool)| one_tool(&format!("tools[{index}]"), tool))
         .collect::<Result<_, _>>()?;
+    let mut names = HashSet::with_capacity(tools.len());
     for (index, tool) in tools.iter().enumerate() {
-        if tools[..index].iter().any(|other| other["function"]["name"] == tool["function"]["name"]) {
+        if !names.insert(tool["function"]["name"].as_str()) {
             return Err(TextError::request(
                 format!("tools[{index}].function.name"),
                 "a name that no other tool has",

@@ -4,6 +4,8 @@
 //! number of stop strings. The match that *ends* first wins, which does not depend on how the text was cut. Text that
 //! could be the beginning of a match is held back until it is one or cannot become one.
 
+use std::sync::Arc;
+
 use crate::error::TextError;
 
 /// Stop strings of one stream.
@@ -23,14 +25,17 @@ pub(crate) struct Filtered {
 
 #[derive(Clone, Debug)]
 struct Matcher {
-    pattern: Vec<u8>,
-    /// Length of the longest proper prefix of `pattern[..=i]` that is also its suffix.
-    failure: Vec<usize>,
+    pattern: Arc<[u8]>,
+    /// Length of the longest proper prefix of `pattern[..=i]` that is also its suffix. Shared by all choices of a request.
+    failure: Arc<[u32]>,
     matched: usize,
 }
 
 /// More stop strings than anyone needs; each costs time on every byte.
 const MAX_STOPS: usize = 64;
+
+/// Longest stop string in bytes: what could be its beginning is held back and kept.
+const MAX_STOP_BYTES: usize = 4096;
 
 impl StopStrings {
     pub(crate) fn new(stops: &[String]) -> Result<StopStrings, TextError> {
@@ -43,6 +48,13 @@ impl StopStrings {
         }
         if let Some(index) = stops.iter().position(String::is_empty) {
             return Err(TextError::request(format!("stop[{index}]"), "a string that is not empty", "\"\""));
+        }
+        if let Some(index) = stops.iter().position(|stop| stop.len() > MAX_STOP_BYTES) {
+            return Err(TextError::request(
+                format!("stop[{index}]"),
+                format!("at most {MAX_STOP_BYTES} bytes"),
+                stops[index].len().to_string(),
+            ));
         }
         let matchers = stops.iter().map(|stop| Matcher::new(stop.as_bytes())).collect();
         Ok(StopStrings { matchers, held: String::new() })
@@ -84,24 +96,24 @@ impl StopStrings {
 
 impl Matcher {
     fn new(pattern: &[u8]) -> Matcher {
-        let mut failure = vec![0; pattern.len()];
+        let mut failure = vec![0_u32; pattern.len()];
         let mut len = 0;
         for at in 1..pattern.len() {
             while len > 0 && pattern[at] != pattern[len] {
-                len = failure[len - 1];
+                len = failure[len - 1] as usize;
             }
             if pattern[at] == pattern[len] {
                 len += 1;
             }
-            failure[at] = len;
+            failure[at] = len as u32;
         }
-        Matcher { pattern: pattern.to_vec(), failure, matched: 0 }
+        Matcher { pattern: pattern.into(), failure: failure.into(), matched: 0 }
     }
 
     /// Takes one byte; true if the pattern ends with it.
     fn step(&mut self, byte: u8) -> bool {
         while self.matched > 0 && self.pattern[self.matched] != byte {
-            self.matched = self.failure[self.matched - 1];
+            self.matched = self.failure[self.matched - 1] as usize;
         }
         if self.pattern[self.matched] == byte {
             self.matched += 1;
@@ -136,6 +148,14 @@ mod tests {
         for size in 1..=text.chars().count().max(1) {
             assert_eq!(run(stops, text, size), (shown.to_owned(), stopped), "{stops:?} {text:?} by {size}");
         }
+    }
+
+    #[test]
+    fn length_and_number_are_limited() {
+        let fits = |stops: &[String]| StopStrings::new(stops).is_ok();
+        assert!(fits(&["a".repeat(MAX_STOP_BYTES)]) && fits(&vec!["a".into(); MAX_STOPS]));
+        assert!(!fits(&["a".repeat(MAX_STOP_BYTES + 1)]) && !fits(&vec!["a".into(); MAX_STOPS + 1]));
+        assert!(!fits(&["ä".repeat(MAX_STOP_BYTES)]), "bytes are counted");
     }
 
     #[test]

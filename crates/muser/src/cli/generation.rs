@@ -8,14 +8,14 @@ use super::{DraftArgs, PackStoreArgs};
 use crate::env_vars;
 
 /// Which model, and on what.
-#[derive(Clone, Debug, Args)]
+#[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Model options")]
 pub struct ModelArgs {
     /// Model file (GGUF), or the name of a pulled one; default: the newest pulled model, else the bundled Muse Tiny
     #[arg(long, short, value_name = "PATH|NAME", env = env_vars::MUSER_MODEL, hide_env_values = true)]
     pub model: Option<String>,
     /// What computes
-    #[arg(long, value_name = "BACKEND", default_value = "cpu")]
+    #[arg(long, value_name = "BACKEND", default_value = "auto")]
     pub backend: BackendChoice,
     /// Threads of the CPU backend; default: what the machine and its limits allow
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -57,8 +57,11 @@ pub enum PrefillChoice {
 }
 
 /// What computes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum BackendChoice {
+    /// An NVIDIA card that holds the model and passes its self-test, else the CPU; a note says which and why
+    #[default]
+    Auto,
     /// The fast CPU kernels
     Cpu,
     /// An NVIDIA card (Ampere or newer; needs its driver and the NVRTC library)
@@ -139,7 +142,8 @@ pub struct RunArgs {
     /// An image to ask about (reserved: this version reads text only)
     #[arg(long, value_name = "FILE")]
     pub image: Vec<PathBuf>,
-    /// Keep what is read and written in packs, and do not read again what is kept there; default folder: `packs` in `MUSER_HOME`
+    /// Keep what is read and written in packs, and do not read again what is kept there (--pack=DIR, with the equals sign);
+    /// default folder: `packs` in `MUSER_HOME`
     #[arg(long, value_name = "DIR", num_args = 0..=1, require_equals = true, default_missing_value = "default")]
     pub pack: Option<PathBuf>,
     /// Print one JSON object instead of text
@@ -168,7 +172,8 @@ pub struct ChatArgs {
     /// How long the model thinks before it answers; default: what its chat template says
     #[arg(long, value_name = "STRENGTH")]
     pub reasoning: Option<ReasoningChoice>,
-    /// Keep what is read and written in packs, and do not read again what is kept there; default folder: `packs` in `MUSER_HOME`
+    /// Keep what is read and written in packs, and do not read again what is kept there (--pack=DIR, with the equals sign);
+    /// default folder: `packs` in `MUSER_HOME`
     #[arg(long, value_name = "DIR", num_args = 0..=1, require_equals = true, default_missing_value = "default")]
     pub pack: Option<PathBuf>,
     /// How packs are kept.

@@ -1,6 +1,5 @@
 //! Arguments of `muser serve`.
 
-use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -10,9 +9,10 @@ use super::{DraftArgs, ModelArgs, PackStoreArgs};
 /// Arguments of `muser serve`.
 #[derive(Debug, Args)]
 pub struct ServeArgs {
-    /// Address to listen on; beyond loopback a key file and TLS are needed, or --insecure
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
-    pub host: IpAddr,
+    /// Address or host name to listen on, or a Unix socket (unix:PATH, or a path), which only its owner may open; beyond
+    /// loopback a key file and TLS are needed, or --insecure
+    #[arg(long, value_name = "ADDRESS|NAME|unix:PATH", default_value = "127.0.0.1")]
+    pub host: String,
     /// Port to listen on; 0 takes a free one
     #[arg(long, value_name = "PORT", default_value_t = 8080)]
     pub port: u16,
@@ -25,14 +25,19 @@ pub struct ServeArgs {
     /// Private key (PEM) of the certificate
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
-    /// Listen beyond loopback without key or TLS: anyone who reaches the port may use it
+    /// Listen beyond loopback without key or TLS: anyone who reaches the port may use it, or who reads along, if there is a key
     #[arg(long)]
     pub insecure: bool,
     /// Let all keys reuse each other's cached prompts and see each other's sessions, slots and packs: each can then find out
     /// what others have sent
     #[arg(long)]
     pub shared_cache: bool,
-    /// Origin that browsers may call from, or * for any (may be given several times); default: none
+    /// Host name by which requests may call a server without a key, besides its addresses and localhost, or * for any (may be
+    /// given several times)
+    #[arg(long, value_name = "NAME")]
+    pub allowed_host: Vec<String>,
+    /// Origin that browsers may call from, such as <https://ui.example>, or * for any (may be given several times); default:
+    /// none, without a key the pages of this machine
     #[arg(long, value_name = "ORIGIN")]
     pub cors_origin: Vec<String>,
     /// Name of the model in answers; default: from the file
@@ -60,9 +65,18 @@ pub struct ServeArgs {
     /// Longest request body in MiB
     #[arg(long, value_name = "MIB", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..))]
     pub max_body_mib: u16,
-    /// Connections at once
+    /// Memory for the bodies of all requests together in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_bodies_mib: u32,
+    /// Connections at once; beyond it the one that has been idle longest is closed
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_connections: u32,
+    /// Connections of one address at once; default: half of --max-connections
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_connections_per_address: Option<u32>,
+    /// Seconds that a connection may stay open between two requests; a proxy in front should have less
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u32).range(1..))]
+    pub keep_alive: u32,
     /// Seconds that running requests have when the server is told to stop; 0 cuts them off
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub drain: u32,

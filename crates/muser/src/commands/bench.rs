@@ -59,7 +59,8 @@ fn measure(args: &BenchArgs, source: &ModelSource, console: &Console) -> Result<
     let tests = plan::tests(&args.prompt, args.gen_tokens, &args.depth, &args.rows, &args.draft_rows);
     let date = receipt::utc_now();
     let load_before = noise::load_average();
-    let Loaded { subject, model, repacked_bytes, load_s, first_token_s } = load(args, source, &tests)?;
+    let Loaded { subject, model, repacked_bytes, load_s, first_token_s } =
+        load(args, source, &tests, console)?;
     let mut subject = Some(subject);
     let facts = ModelFacts::of(&model.file, &source.label());
     let threads = args
@@ -85,7 +86,7 @@ fn measure(args: &BenchArgs, source: &ModelSource, console: &Console) -> Result<
     let mut probes = Vec::new();
     for rep in 0..args.reps {
         if subject.is_none() {
-            subject = Some(load(args, source, &tests)?.subject);
+            subject = Some(load(args, source, &tests, console)?.subject);
         }
         let running = subject.as_mut().context("bug: the model is loaded")?;
         if rep == 0 || args.reload {
@@ -194,7 +195,7 @@ struct Loaded {
 }
 
 /// Opens the model, builds the executor and its KV.
-fn load(args: &BenchArgs, source: &ModelSource, tests: &[Test]) -> Result<Loaded> {
+fn load(args: &BenchArgs, source: &ModelSource, tests: &[Test], console: &Console) -> Result<Loaded> {
     let start = Instant::now();
     let model = source.load()?;
     for test in tests {
@@ -206,7 +207,7 @@ fn load(args: &BenchArgs, source: &ModelSource, tests: &[Test]) -> Result<Loaded
             )));
         }
     }
-    let (executor, repacked_bytes) = executor(args, model.clone())?;
+    let (executor, repacked_bytes) = executor(args, model.clone(), console)?;
     let most = executor.info().max_rows as u32;
     if let Some(test) = tests.iter().find(|t| !matches!(t, Test::Prompt(_)) && t.tokens_per_step() > most) {
         return Err(usage_error(format!(
@@ -221,17 +222,22 @@ fn load(args: &BenchArgs, source: &ModelSource, tests: &[Test]) -> Result<Loaded
 }
 
 /// The executor and the bytes of its repacked copy of the weights.
-fn executor(args: &BenchArgs, model: Model) -> Result<(Box<dyn Executor>, u64)> {
+fn executor(args: &BenchArgs, model: Model, console: &Console) -> Result<(Box<dyn Executor>, u64)> {
     let kv = crate::executor::kv_type(&args.model)?;
+    if args.model.backend == BackendChoice::Auto
+        && let Some(card) = crate::executor::card(&model, &args.model, console)
+    {
+        return Ok((card, 0));
+    }
     match args.model.backend {
         // In f16 unless f32 was asked for, as the fast backends.
         BackendChoice::Scalar => {
             let kv = if args.model.kv.is_some() { kv } else { KvType::F16 };
             Ok((Box::new(ReferenceExecutor::new(model, kv)?), 0))
         }
-        BackendChoice::Cuda => Ok((crate::executor::cuda(&model, false, args.model.prefill)?, 0)),
-        BackendChoice::CudaExact => Ok((crate::executor::cuda(&model, true, args.model.prefill)?, 0)),
-        BackendChoice::Cpu => {
+        BackendChoice::Cuda => Ok((crate::executor::cuda(&model, false, args.model.prefill, kv)?, 0)),
+        BackendChoice::CudaExact => Ok((crate::executor::cuda(&model, true, args.model.prefill, kv)?, 0)),
+        BackendChoice::Cpu | BackendChoice::Auto => {
             let repack = match args.repack {
                 RepackChoice::Auto => Repack::Auto,
                 RepackChoice::On => Repack::On,

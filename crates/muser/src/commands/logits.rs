@@ -25,7 +25,7 @@ pub fn run(args: LogitsArgs, console: &Console) -> anyhow::Result<()> {
     let model = source.load()?;
     let geometry = model.geometry.clone();
     check_ids(&tokens, &geometry)?;
-    let mut executor = executor::build(model, &args.model)?;
+    let mut executor = executor::build(model, &args.model, console)?;
     let chunk = usize::from(args.chunk).min(executor.info().max_rows);
     let file = File::create(&args.out).with_context(|| args.out.display().to_string())?;
     let mut npy = NpyWriter::new(BufWriter::new(file), tokens.len(), geometry.vocab)?;

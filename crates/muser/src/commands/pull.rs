@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 use muser_hub::{
-    DEFAULT_BASE, DEFAULT_NAME, Hub, HubError, ModelStore, Phase, PullOptions, Pulled, Sha256, Source, Token,
-    Verified, pull,
+    DEFAULT_BASE, DEFAULT_NAME, Hub, HubError, ModelStore, Phase, Proxies, PullOptions, Pulled, Sha256,
+    Source, Token, Verified, pull,
 };
 
 use crate::cli::PullArgs;
@@ -43,6 +43,7 @@ pub fn run(args: PullArgs, console: &Console) -> Result<()> {
         force: args.force,
         stall_timeout: Duration::from_secs(args.stall_timeout.into()),
         max_failures: args.retries,
+        proxies: Proxies::from_env(text)?,
         extra_roots: text(env_vars::SSL_CERT_FILE).map(Into::into),
         ..PullOptions::default()
     };

@@ -1,8 +1,8 @@
 //! `muser serve`: the HTTP server. It listens first and loads then, so that an orchestrator sees 503 and not a refused
 //! connection; Ctrl-C or SIGTERM stop it, the second one at once.
 
-use std::net::SocketAddr;
-use std::path::Path;
+use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,13 +10,15 @@ use anyhow::Context as _;
 use muser_engine::{Engine, EngineConfig, EngineHandle, PrefixSource, Shutdown};
 use muser_prefix::PackUse;
 use muser_server::text::TextSide;
-use muser_server::{Limits, LiveEngine, ModelFacts, Packs, Server, ServerConfig, SharedApp, ShutdownPolicy};
+use muser_server::{
+    Limits, LiveEngine, ModelFacts, Packs, Reloader, Server, ServerConfig, SharedApp, ShutdownPolicy,
+};
 use tokio::signal;
 use tokio::sync::oneshot;
 
 use crate::cli::ServeArgs;
 use crate::model_file::{BUNDLED_NAME, ModelSource};
-use crate::output::{Console, HintExt as _};
+use crate::output::{Console, HintExt as _, usage_error};
 use crate::packs::{self, PackFolder};
 use crate::{draft, executor};
 
@@ -25,7 +27,7 @@ const DEFAULT_CONTEXT: usize = 32_768;
 
 /// Runs the command.
 pub fn run(args: ServeArgs, console: &Console) -> anyhow::Result<()> {
-    let config = config(&args);
+    let config = config(&args)?;
     let source = ModelSource::choose(args.model.model.as_deref(), console)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let outcome = runtime.block_on(serve(args, config, source, console));
@@ -43,13 +45,14 @@ async fn serve(
     if let Err(error) = muser_pack::keep_out_of_dumps() {
         tracing::warn!(%error, "a crash may write prompts and keys into a core file");
     }
-    let open = config.insecure && !config.address.ip().is_loopback();
+    let open = exposure(&config);
     let server = Server::bind(config).await?;
     let url = server.url();
     console.note(format!("listening on {url}, loading {}", source.label()));
-    if open {
-        console.warning("--insecure: anyone who reaches this address may use the server");
+    if let Some(open) = open {
+        console.warning(open);
     }
+    tokio::spawn(reload_when_asked(server.reloader(), console.clone()));
     let app = server.app();
     let (failed, failure) = oneshot::channel();
     let for_loading = console.clone();
@@ -76,7 +79,10 @@ async fn serve(
                     load_error = Some(error);
                 } else {
                     // Loaded: from now on only a signal stops the server.
-                    console.note(format!("ready: {url} has a page to talk to, {url}/v1 is the address for clients"));
+                    console.note(match url.strip_prefix("unix:") {
+                        Some(path) => format!("ready on the socket {path}"),
+                        None => format!("ready: {url} has a page to talk to, {url}/v1 is the address for clients"),
+                    });
                     asked_to_stop().await;
                 }
             }
@@ -106,7 +112,50 @@ async fn serve(
     Ok(())
 }
 
-/// Completes at the first Ctrl-C or SIGTERM.
+/// What `--insecure` leaves open, if it does.
+fn exposure(config: &ServerConfig) -> Option<&'static str> {
+    let (keyed, tls) = (config.key_file.is_some(), config.tls_certificate.is_some());
+    if !config.insecure || !config.reaches_others() || (keyed && tls) {
+        return None;
+    }
+    Some(if keyed {
+        "--insecure: there is no TLS, so whoever is on the way reads keys, prompts and answers"
+    } else {
+        "--insecure: anyone who reaches this address may use the server"
+    })
+}
+
+/// Takes up changed keys and certificates at SIGHUP. What ends a process by default and means nothing here is passed over.
+#[cfg(unix)]
+async fn reload_when_asked(reloader: Reloader, console: Console) {
+    use signal::unix::{SignalKind, signal};
+    let (Ok(mut hang_up), Ok(mut first), Ok(mut second)) = (
+        signal(SignalKind::hangup()),
+        signal(SignalKind::user_defined1()),
+        signal(SignalKind::user_defined2()),
+    ) else {
+        return;
+    };
+    loop {
+        tokio::select! {
+            _ = hang_up.recv() => {
+                let reloader = reloader.clone();
+                match tokio::task::spawn_blocking(move || reloader.reload()).await {
+                    Ok(Ok(())) => console.note("SIGHUP: keys and certificate have been read again"),
+                    Ok(Err(error)) => console.warning(format!("SIGHUP: all stays as it was: {error}")),
+                    Err(_) => {}
+                }
+            }
+            _ = first.recv() => {}
+            _ = second.recv() => {}
+        }
+    }
+}
+
+#[cfg(not(unix))]
+async fn reload_when_asked(_: Reloader, _: Console) {}
+
+/// Completes at the first Ctrl-C or SIGTERM, and when the terminal that it was started from is closed.
 async fn asked_to_stop() {
     #[cfg(unix)]
     {
@@ -117,6 +166,7 @@ async fn asked_to_stop() {
         tokio::select! {
             _ = signal::ctrl_c() => {}
             _ = terminate.recv() => {}
+            () = terminal_closed() => {}
         }
     }
     #[cfg(not(unix))]
@@ -125,34 +175,98 @@ async fn asked_to_stop() {
     }
 }
 
+/// Completes when there was a terminal at the start and is none any more. The signal that says so is the same that asks for a
+/// reload, so the terminal itself is looked at.
+#[cfg(unix)]
+async fn terminal_closed() {
+    let there = || std::fs::File::open("/dev/tty").is_ok();
+    if let Ok(mut hang_up) = signal::unix::signal(signal::unix::SignalKind::hangup())
+        && there()
+    {
+        while hang_up.recv().await.is_some() {
+            if !there() {
+                return;
+            }
+        }
+    }
+    std::future::pending::<()>().await;
+}
+
 /// Completes at the second: whoever asks twice does not want to wait.
 async fn asked_twice() {
     asked_to_stop().await;
     asked_to_stop().await;
 }
 
-fn config(args: &ServeArgs) -> ServerConfig {
+fn config(args: &ServeArgs) -> anyhow::Result<ServerConfig> {
     let shutdown = match args.drain {
         0 => ShutdownPolicy::Cancel,
         seconds => ShutdownPolicy::Finish(Duration::from_secs(u64::from(seconds))),
     };
-    ServerConfig {
-        address: SocketAddr::new(args.host, args.port),
+    let place = Place::of(&args.host, args.port)?;
+    let connections = args.max_connections as usize;
+    let per_address = args.max_connections_per_address.map_or(connections.div_ceil(2), |most| most as usize);
+    let defaults = ServerConfig::default();
+    Ok(ServerConfig {
+        address: place.addresses.first().copied().unwrap_or(defaults.address),
+        more_addresses: place.addresses.iter().skip(1).copied().collect(),
+        socket: place.socket,
         key_file: args.key_file.clone(),
         tls_certificate: args.tls_cert.clone(),
         tls_key: args.tls_key.clone(),
         insecure: args.insecure,
         shared_cache: args.shared_cache,
+        allowed_hosts: args.allowed_host.clone(),
         cors_origins: args.cors_origin.clone(),
         strict_model_name: args.strict_model,
         limits: Limits {
             body_bytes: usize::from(args.max_body_mib) << 20,
-            connections: args.max_connections as usize,
+            bodies_bytes: (args.max_bodies_mib as usize) << 20,
+            connections,
+            connections_per_address: per_address,
+            idle_time: Duration::from_secs(u64::from(args.keep_alive)),
             default_output_tokens: args.default_max_tokens,
             ..Limits::default()
         },
         shutdown,
-        ..ServerConfig::default()
+        ..defaults
+    })
+}
+
+/// What `--host` and `--port` mean.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Place {
+    addresses: Vec<SocketAddr>,
+    socket: Option<PathBuf>,
+}
+
+impl Place {
+    fn of(host: &str, port: u16) -> anyhow::Result<Self> {
+        if let Some(path) = host.strip_prefix("unix:").or_else(|| host.contains('/').then_some(host)) {
+            let path = path.strip_prefix("//").unwrap_or(path);
+            if path.is_empty() || host.contains("://") && !host.starts_with("unix:") {
+                return Err(usage_error(format!(
+                    "--host {host}: expected an address, a host name or unix:PATH"
+                )));
+            }
+            return Ok(Self { socket: Some(path.into()), ..Self::default() });
+        }
+        let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+        let found = (bare, port).to_socket_addrs();
+        let mut addresses: Vec<SocketAddr> = match found {
+            Ok(found) => found.collect(),
+            Err(error) => {
+                return Err(usage_error(format!("--host {host}: no such address or host name ({error})")))
+                    .hint("the port has a flag of its own, --port");
+            }
+        };
+        // IPv4 first: it is what a bare address in a note is understood by.
+        addresses.sort_by_key(SocketAddr::is_ipv6);
+        addresses.dedup();
+        if addresses.is_empty() {
+            return Err(usage_error(format!("--host {host}: the name has no address")));
+        }
+        Ok(Self { addresses, socket: None })
     }
 }
 
@@ -176,7 +290,7 @@ fn load(
     );
     let context = match args.model.ctx {
         Some(asked) if asked as usize > geometry.context => {
-            return Err(crate::output::usage_error(format!(
+            return Err(usage_error(format!(
                 "--ctx {asked} is more than the model's context of {}",
                 geometry.context
             )));
@@ -195,7 +309,7 @@ fn load(
     };
     let folder = (args.packs.as_os_str() != "off").then(|| PackFolder::from_flag(args.packs.clone()));
     // The norms are all that a copy copies; the weights lie in the map.
-    let mut executor = executor::build(model.clone(), &args.model)?;
+    let mut executor = executor::build(model.clone(), &args.model, console)?;
     let attached = draft::attach(&args.draft.draft, source, &model, executor.as_mut())?;
     for reason in attached.passed_over {
         tracing::warn!("{reason}");
@@ -245,6 +359,33 @@ fn name_of(source: &ModelSource) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn places_to_listen() {
+        let check = |host: &str, expected: &[&str]| {
+            let expected: Vec<SocketAddr> =
+                expected.iter().map(|address| address.parse().expect("address")).collect();
+            assert_eq!(Place::of(host, 81).expect("a place").addresses, expected, "{host}");
+        };
+        check("127.0.0.1", &["127.0.0.1:81"]);
+        check("::1", &["[::1]:81"]);
+        check("[::1]", &["[::1]:81"]);
+        assert!(
+            Place::of("localhost", 81)
+                .expect("a place")
+                .addresses
+                .iter()
+                .all(|found| found.ip().is_loopback())
+        );
+        for (host, path) in
+            [("unix:a.sock", "a.sock"), ("/run/a.sock", "/run/a.sock"), ("unix:///run/a", "/run/a")]
+        {
+            assert_eq!(Place::of(host, 81).expect("a place").socket.as_deref(), Some(Path::new(path)));
+        }
+        for wrong in ["", "unix:", "http://localhost", "localhost:8080", "no such name.invalid"] {
+            assert!(Place::of(wrong, 81).is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn names_of_files() {

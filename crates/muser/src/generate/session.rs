@@ -122,7 +122,7 @@ fn start_engine(
         None => geometry.context.min(DEFAULT_CONTEXT),
     };
     // The norms are all that a copy copies; the weights lie in the map.
-    let mut executor = executor::build(model.clone(), args)?;
+    let mut executor = executor::build(model.clone(), args, console)?;
     // Before packs: what a block holds depends on the draft.
     let attached = draft::attach(&drafting.draft, source, model, executor.as_mut())?;
     let mut config = EngineConfig {

@@ -19,7 +19,7 @@ pub enum Shape {
 }
 
 /// The state of a stream.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Lines {
     shape: Shape,
     model: String,
@@ -105,6 +105,11 @@ impl Lines {
         line
     }
 
+    /// A line that says nothing.
+    pub fn empty(&self) -> Value {
+        self.line("", "", &[])
+    }
+
     /// The answer to a request that says nothing: the model is there.
     pub fn loaded(&self) -> Value {
         let mut line = self.line("", "", &[]);
@@ -124,7 +129,7 @@ impl Lines {
         let nanoseconds = |seconds: f64| Value::from((seconds * 1e9) as u64);
         line["done"] = true.into();
         line["done_reason"] = match outcome.finish {
-            Finish::Length | Finish::Cancelled => "length".into(),
+            Finish::Length => "length".into(),
             _ => "stop".into(),
         };
         line["total_duration"] = nanoseconds(self.arrived.elapsed().as_secs_f64());

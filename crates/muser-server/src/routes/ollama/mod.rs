@@ -7,14 +7,12 @@
 pub mod answer;
 pub mod request;
 
-use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Instant;
 
 use axum::Json;
-use axum::body::{Body as HttpBody, Bytes};
+use axum::body::Bytes;
 use axum::extract::{Request, State};
-use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse as _, Response};
 use futures_util::{StreamExt as _, stream};
 use serde_json::{Value, json};
@@ -28,6 +26,7 @@ use crate::error::{ApiError, Dialect};
 use crate::exchange::read_body;
 use crate::fields::{Body, Field};
 use crate::generation::Generation;
+use crate::sse;
 use crate::work::Work;
 
 /// `POST /api/chat`.
@@ -48,7 +47,7 @@ pub async fn generate(State(app): State<SharedApp>, request: Request) -> Respons
 async fn run(
     app: &SharedApp,
     request: Request,
-    fields: &[Field],
+    fields: &'static [Field],
     parse: fn(Body<'_>) -> Result<Work, ApiError>,
     shape: Shape,
     arrived: Instant,
@@ -66,6 +65,9 @@ async fn run(
         let answers = generation.answers().await?;
         return Ok(Json(lines.whole(answers.into_iter().next().unwrap_or_default())).into_response());
     }
+    // A line without text is nothing to every client, and keeps the stream alive while a long prompt is read.
+    let silent = lines.clone();
+    let filler = move || Bytes::from(format!("{}\n", silent.empty()));
     let events = generation.flat_map(move |update| {
         let mut out = Vec::with_capacity(2);
         match update {
@@ -74,11 +76,9 @@ async fn run(
             Update::Failed(fault) => out.push(fault.body(Dialect::Ollama)),
             Update::Started { .. } | Update::Prompt(_) | Update::End => {}
         }
-        stream::iter(out.into_iter().map(|line| Ok::<_, Infallible>(Bytes::from(format!("{line}\n")))))
+        stream::iter(out.into_iter().map(|line| Bytes::from(format!("{line}\n"))))
     });
-    let mut response = Response::new(HttpBody::from_stream(events));
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"));
-    Ok(response)
+    Ok(sse::respond_with(events, "application/x-ndjson", app.config.keep_alive, filler))
 }
 
 /// `POST /api/embed`: the vectors of one or several texts.
@@ -94,7 +94,7 @@ pub async fn embeddings(State(app): State<SharedApp>, request: Request) -> Respo
 async fn run_embed(
     app: &SharedApp,
     request: Request,
-    fields: &[Field],
+    fields: &'static [Field],
     arrived: Instant,
 ) -> Result<Response, ApiError> {
     let loaded = Arc::clone(app.loaded()?);

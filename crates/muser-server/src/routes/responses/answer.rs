@@ -91,7 +91,7 @@ impl Head {
 
 fn status(finish: &Finish) -> &'static str {
     match finish {
-        Finish::Length | Finish::Cancelled => "incomplete",
+        Finish::Length => "incomplete",
         _ => "completed",
     }
 }

@@ -55,7 +55,7 @@ struct Taken {
 
 async fn take(app: &SharedApp, request: Request) -> Result<Taken, ApiError> {
     let loaded = Arc::clone(app.loaded()?);
-    let owner = owner(&app.keys, request.headers());
+    let owner = owner(&app.keys(), request.headers());
     let object = read_body(request, &app.config.limits, request::FIELDS).await?;
     check_name(app, &loaded, Body(&object).text("model"))?;
     let mut asked = request::parse(Body(&object), &app.responses, owner)?;

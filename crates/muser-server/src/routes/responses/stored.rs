@@ -19,13 +19,13 @@ fn none(id: &str) -> ApiError {
 
 /// `GET /v1/responses/{id}`.
 pub async fn retrieve(State(app): State<SharedApp>, Path(id): Path<String>, headers: HeaderMap) -> Response {
-    let kept = app.responses.get(owner(&app.keys, &headers), &id);
+    let kept = app.responses.get(owner(&app.keys(), &headers), &id);
     Dialect::OpenAi.answer(kept.map(|kept| Json(kept.response()).into_response()).ok_or_else(|| none(&id)))
 }
 
 /// `DELETE /v1/responses/{id}`.
 pub async fn delete(State(app): State<SharedApp>, Path(id): Path<String>, headers: HeaderMap) -> Response {
-    Dialect::OpenAi.answer(if app.responses.delete(owner(&app.keys, &headers), &id) {
+    Dialect::OpenAi.answer(if app.responses.delete(owner(&app.keys(), &headers), &id) {
         Ok(Json(json!({"id": id, "object": "response", "deleted": true})).into_response())
     } else {
         Err(none(&id))
@@ -34,7 +34,7 @@ pub async fn delete(State(app): State<SharedApp>, Path(id): Path<String>, header
 
 /// `POST /v1/responses/{id}/cancel`: what is here has ended.
 pub async fn cancel(State(app): State<SharedApp>, Path(id): Path<String>, headers: HeaderMap) -> Response {
-    let fault = match app.responses.get(owner(&app.keys, &headers), &id) {
+    let fault = match app.responses.get(owner(&app.keys(), &headers), &id) {
         Some(_) => ApiError::bad("Only a response that was started with 'background' can be cancelled"),
         None => none(&id),
     };
@@ -48,7 +48,7 @@ pub async fn input_items(
     RawQuery(query): RawQuery,
     headers: HeaderMap,
 ) -> Response {
-    let kept = app.responses.get(owner(&app.keys, &headers), &id).ok_or_else(|| none(&id));
+    let kept = app.responses.get(owner(&app.keys(), &headers), &id).ok_or_else(|| none(&id));
     let listed = kept.and_then(|kept| page(kept.input(), query.as_deref().unwrap_or_default()));
     Dialect::OpenAi.answer(listed.map(|page| Json(page).into_response()))
 }

@@ -117,9 +117,9 @@ pub fn compare(
     let model = source.load()?;
     let tokenizer = Tokenizer::from_gguf(&model.file)?;
     let known = Arc::new(Mutex::new(Continuation::default()));
-    let plain_engine = || engine(args, &model, executor::build(model.clone(), &args.model)?);
+    let plain_engine = || engine(args, &model, executor::build(model.clone(), &args.model, console)?);
     let plain = plain_engine()?;
-    let (drafted, label) = drafted_engine(args, source, &model, &known)?;
+    let (drafted, label) = drafted_engine(args, source, &model, &known, console)?;
     let is_small =
         Cost::of_file(&model.file, &model.geometry, CostOptions::default()).streamed_bytes < SMALL_BYTES;
     let again = if args.draft_accept.is_none() && is_small { Some(plain_engine()?) } else { None };
@@ -297,8 +297,9 @@ fn drafted_engine(
     source: &ModelSource,
     model: &Model,
     known: &Arc<Mutex<Continuation>>,
+    console: &Console,
 ) -> Result<(EngineHandle, String)> {
-    let mut inner = executor::build(model.clone(), &args.model)?;
+    let mut inner = executor::build(model.clone(), &args.model, console)?;
     // With a stand-in, off means that nobody named one: auto.
     let choice = match (&args.draft, args.draft_accept) {
         (DraftChoice::Off, Some(_)) => &DraftChoice::Auto,
