@@ -97,14 +97,16 @@ fn the_prompt_may_come_from_a_pipe() {
 }
 
 #[test]
-fn the_bundled_model_is_announced_in_one_line() {
+fn the_bundled_model_and_the_device_are_announced_in_a_line_each() {
     let home = Home::new();
     let stderr = |args: &[&str]| home.run([&["run", "Hi", "-n", "1"], args].concat()).stderr();
     let said = stderr(&[]);
-    assert_eq!(said.lines().count(), 1, "{said}");
-    assert!(said.contains("bundled Muse Tiny"), "{said}");
+    let lines: Vec<_> = said.lines().collect();
+    assert!(lines.len() == 2 && lines[0].contains("bundled Muse Tiny"), "{said}");
+    assert!(lines[1].starts_with("computing on "), "{said}");
     assert_eq!(stderr(&["--quiet"]), "");
-    assert_eq!(stderr(&["--model", "muse-tiny"]), "");
+    assert_eq!(stderr(&["--model", "muse-tiny"]), format!("{}\n", lines[1]), "which device, and no more");
+    assert_eq!(stderr(&["--model", "muse-tiny", "--backend", "cpu"]), "", "who has chosen is not told");
 }
 
 #[test]
