@@ -172,12 +172,17 @@ pub(crate) fn expected(request: &Request, seed: u64, index: u32, window: usize, 
     let mut oracle = Oracle::new(window);
     oracle.push_prompt(&request.prompt);
     let mut sampler = Sampler::new();
+    let mut sampling = request.sampling.clone();
+    if sampling.top_k as usize >= VOCAB {
+        // The engine takes all there are for no filter.
+        sampling.top_k = 0;
+    }
     let mut tokens = Vec::new();
     for i in 0..n {
         let hash = crate::step::hash_logits(&oracle.logits);
         let position = (request.prompt.tokens.len() + i) as u64;
         let key = DrawKey { seed, index, position };
-        let id = sampler.draw(&request.sampling, &oracle.logits, key).expect("nothing is masked");
+        let id = sampler.draw(&sampling, &oracle.logits, key).expect("nothing is masked");
         tokens.push((id, hash));
         oracle.push(u64::from(id));
     }
