@@ -1,7 +1,7 @@
 //! The run-time compiler: finding it, compiling a kernel file to machine code, keeping the result on disk.
 //!
 //! A cubin is cached under the hash of everything it depends on: source, headers, options, compiler version and
-//! architecture ([`cache`]). If the compiler does not know the card yet, PTX of the newest architecture it knows is made
+//! architecture (`cache`). If the compiler does not know the card yet, PTX of the newest architecture it knows is made
 //! instead and the driver finishes the job.
 #![allow(unsafe_code, reason = "calls functions of libnvrtc")]
 

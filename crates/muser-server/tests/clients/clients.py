@@ -272,29 +272,6 @@ def anthropic_prefill_and_overflow():
 
 
 @check
-def pydantic_ai_structured():
-    from pydantic import BaseModel, Field
-    from pydantic_ai import Agent, NativeOutput
-    from pydantic_ai.models.anthropic import AnthropicModel
-    from pydantic_ai.models.openai import OpenAIChatModel
-    from pydantic_ai.providers.anthropic import AnthropicProvider
-    from pydantic_ai.providers.openai import OpenAIProvider
-
-    class Person(BaseModel):
-        age: int = Field(ge=0, le=99)
-
-    import anthropic
-
-    own = anthropic.AsyncAnthropic(base_url=BASE, api_key="none")
-    for model in (
-        OpenAIChatModel("muse-tiny", provider=OpenAIProvider(base_url=f"{BASE}/v1", api_key="none")),
-        AnthropicModel("claude-sonnet-4-5", provider=AnthropicProvider(anthropic_client=own)),
-    ):
-        agent = Agent(model, output_type=NativeOutput(Person), model_settings={"temperature": 0.0, "max_tokens": 800})
-        assert isinstance(agent.run_sync("Invent a person.").output.age, int)
-
-
-@check
 def ollama_chat():
     import ollama
 
