@@ -1,6 +1,7 @@
 //! What a generation gives, before any API's shape: pieces of text by channel, tool calls, and how it ended.
 
 use muser_engine::FinishReason;
+use muser_text::PARTIAL_JSON;
 use serde_json::{Value, json};
 
 use crate::error::ApiError;
@@ -252,6 +253,20 @@ pub struct ToolCall {
     pub name: String,
     /// The arguments as JSON text.
     pub arguments: String,
+}
+
+/// The arguments of a call as an object. A call that was cut off has none: what there is of its text stands under a key
+/// of its own, so that nobody takes it for a call that can be made. It can be sent back as it is.
+pub fn call_input(arguments: &str) -> Value {
+    match serde_json::from_str(arguments) {
+        Ok(whole @ Value::Object(_)) => whole,
+        _ => json!({PARTIAL_JSON: arguments}),
+    }
+}
+
+/// Whether a call's arguments are all there: their last bracket comes with the end of the call.
+pub fn is_whole(arguments: &str) -> bool {
+    serde_json::from_str::<serde_json::Map<String, Value>>(arguments).is_ok()
 }
 
 /// One finished choice.

@@ -15,11 +15,20 @@ pub fn text_fault(fault: &TextError) -> ApiError {
         TextError::Request { field, expected, found } => {
             ApiError::field(field, format!("Invalid value for '{field}': expected {expected}, found {found}"))
         }
-        TextError::Grammar { .. } => ApiError::field("response_format", format!("The {fault}")),
+        TextError::Grammar { .. } | TextError::Schema { .. } => {
+            ApiError::field("response_format", sentence(fault))
+        }
         // A template that raises or runs dry on this conversation is no reason to send it again.
         TextError::Template { .. } => ApiError::field("messages", format!("{fault}")),
         other => ApiError::internal(other.to_string()),
     }
+}
+
+/// A fault as a sentence of its own.
+pub(crate) fn sentence(fault: &TextError) -> String {
+    let text = fault.to_string();
+    let mut chars = text.chars();
+    chars.next().map_or_else(String::new, |first| first.to_uppercase().chain(chars).collect())
 }
 
 /// A conversation from OpenAI's `messages` and `tools`.
@@ -44,12 +53,17 @@ pub fn conversation(
             ));
         }
     }
-    let tools = normalise_tools(tools).map_err(|fault| text_fault(&fault))?;
+    let sent = tools;
+    let tools = normalise_tools(sent).map_err(|fault| text_fault(&fault))?;
     check_choice(&choice, &tools)?;
+    let is_strict =
+        |tool: &&Value| tool.get("function").unwrap_or(tool)["strict"] == true || tool["strict"] == true;
+    let name = |tool: &Value| tool.get("function").unwrap_or(tool)["name"].as_str().map(str::to_owned);
     Ok(Conversation {
         messages,
         // Tools that must not be called are not shown either: the model is not tempted and the prompt is shorter.
         tools: if choice == ToolChoice::None { Vec::new() } else { tools },
+        strict_tools: sent.iter().filter(is_strict).filter_map(name).collect(),
         tool_choice: choice,
         allowed: None,
         parallel_calls: true,
@@ -221,6 +235,32 @@ mod tests {
         assert_eq!(check(json!("perhaps"), &tools), fault());
         assert_eq!(check(json!({}), &tools), fault());
         assert_eq!(check(json!({"type": "custom", "custom": {"name": "f"}}), &tools), Ok(1));
+    }
+
+    #[test]
+    fn faults_of_tools_are_named_as_the_client_wrote_them() {
+        let check = |tool: Value, expected: &str| {
+            let messages = [json!({"role": "user", "content": "a"})];
+            let tools = [json!({"name": "first"}), tool];
+            let fault = conversation(&messages, &tools, ToolChoice::Auto).expect_err(expected);
+            assert_eq!(fault.param.as_deref(), Some(expected));
+        };
+        check(json!({"type": "function", "function": {"name": "user"}}), "tools[1].function.name");
+        check(json!({"name": "first"}), "tools[1].name");
+        let properties = json!({"properties": {"a\">": {}}});
+        check(json!({"name": "f", "parameters": properties}), "tools[1].parameters.properties");
+    }
+
+    #[test]
+    fn strict_tools_are_known() {
+        let tools = [
+            json!({"type": "function", "function": {"name": "f", "strict": true}}),
+            json!({"type": "function", "name": "g", "strict": false, "parameters": {}}),
+            json!({"function": {"name": "h", "parameters": {}}, "strict": true}),
+        ];
+        let messages = [json!({"role": "user", "content": "a"})];
+        let found = conversation(&messages, &tools, ToolChoice::Auto).expect("valid");
+        assert_eq!(found.strict_tools, ["f", "h"]);
     }
 
     #[test]

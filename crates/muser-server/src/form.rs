@@ -7,47 +7,89 @@
 use std::sync::{Arc, Mutex};
 
 use muser_engine::{Constraint, ConstraintFactory, TokenMask};
-use muser_text::grammar::{AnswerRule, Grammar, TurnConstraint, TurnRules, TurnStart};
+use muser_text::TextError;
+use muser_text::grammar::{AnswerRule, Grammar, TurnConstraint, TurnPlan, TurnRules, TurnStart};
 use muser_text::{OutputMode, OutputOptions};
 use serde_json::Value;
 
-use crate::conversation::text_fault;
+use crate::conversation::{sentence, text_fault};
 use crate::error::ApiError;
+use crate::notice::Notice;
 use crate::text::TextSide;
 use crate::work::{Conversation, Form, Prompt, ToolChoice, Work};
 
-/// The constraint for `work`, if it asks for one.
+/// The constraint for `work`, if it asks for one, and what of its tools' schemas is not kept. `limit`: where the output
+/// is cut off.
 pub(crate) fn constraint(
     text: &TextSide,
     work: &Work,
     options: &OutputOptions,
-) -> Result<Option<ConstraintFactory>, ApiError> {
-    let Some(rules) = rules(work, options) else { return Ok(at_least(text, work)) };
-    let engine = text.grammars()?;
-    let make = || TurnConstraint::new(Arc::clone(&engine), rules.clone()).map_err(|fault| text_fault(&fault));
-    let made = (0..work.choices).map(|_| make().map(Some)).collect::<Result<Vec<_>, _>>()?;
-    let made = Mutex::new(made);
-    Ok(Some(Box::new(move |choice| {
+    limit: usize,
+) -> Result<(Option<ConstraintFactory>, Notice), ApiError> {
+    let Some(rules) = rules(work, options, limit) else {
+        return Ok((at_least(text, work, options), Notice::default()));
+    };
+    let plan = TurnPlan::new(text.grammars()?, &rules).map_err(|fault| form_fault(&fault, work))?;
+    let left_out = plan.left_out().into_iter().map(|found| {
+        let field = schema_field(work, &found.tool, &found.path);
+        (work.places.place(&field), found.what)
+    });
+    let notice = Notice::new(left_out);
+    let plan = Arc::new(plan);
+    let made = Mutex::new((0..work.choices).map(|_| Some(plan.begin())).collect::<Vec<_>>());
+    let factory: ConstraintFactory = Box::new(move |choice| {
         let turn = made.lock().ok().and_then(|mut made| made.get_mut(choice as usize)?.take());
         Box::new(Turn(turn))
-    })))
+    });
+    Ok((Some(factory), notice))
 }
 
-fn rules(work: &Work, options: &OutputOptions) -> Option<TurnRules> {
+/// A fault of a form or of a tool's schema as an answer that names the place, as [`crate::places::Places`] takes it.
+fn form_fault(fault: &TextError, work: &Work) -> ApiError {
+    match fault {
+        TextError::Schema { tool: Some(tool), path, what } => {
+            let field = schema_field(work, tool, path);
+            let tool = Value::from(tool.as_str());
+            ApiError::field(&field, format!("The schema of tool {tool} is not usable: {what} (at {field})"))
+        }
+        TextError::Schema { tool: None, path, what } => {
+            let field = joined("response_format", path);
+            ApiError::field(&field, format!("The JSON schema is not usable: {what} (at {field})"))
+        }
+        TextError::Grammar { .. } => ApiError::field("response_format", sentence(fault)),
+        other => text_fault(other),
+    }
+}
+
+/// Where a place of a tool's schema is, as [`crate::places::Places`] takes it.
+fn schema_field(work: &Work, tool: &str, path: &str) -> String {
+    let Prompt::Chat(conversation) = &work.prompt else { return "tools".into() };
+    match conversation.tool_names().position(|name| name == tool) {
+        Some(index) => joined(&format!("tools[{index}].function.parameters"), path),
+        None => "tools".into(),
+    }
+}
+
+fn joined(field: &str, path: &str) -> String {
+    if path.is_empty() { field.to_owned() } else { format!("{field}.{path}") }
+}
+
+fn rules(work: &Work, options: &OutputOptions, limit: usize) -> Option<TurnRules> {
     let answer = match &work.form {
         Form::Free => AnswerRule::Free,
         Form::JsonObject => AnswerRule::Grammar(Grammar::JsonObject),
         Form::JsonSchema(schema) => AnswerRule::Grammar(Grammar::JsonSchema(schema.clone())),
         Form::Grammar(grammar) => AnswerRule::Grammar(notation(grammar)),
         Form::Regex(pattern) => AnswerRule::Grammar(Grammar::Regex(pattern.clone())),
-        Form::Choice(choices) => AnswerRule::Grammar(one_of(choices)),
+        Form::Choice(choices) => AnswerRule::Grammar(Grammar::Choice(choices.clone())),
     };
-    let conversation = match &work.prompt {
-        Prompt::Chat(conversation) if !conversation.tools.is_empty() => Some(conversation),
+    let asked = match &work.prompt {
+        Prompt::Chat(conversation) => Some(conversation.as_ref()),
         _ => None,
     };
+    let conversation = asked.filter(|conversation| !conversation.tools.is_empty());
     // "none" is a choice to be kept: tools that were not shown are sometimes called all the same.
-    let no_calls = matches!(&work.prompt, Prompt::Chat(found) if found.tool_choice == ToolChoice::None);
+    let no_calls = asked.is_some_and(|found| found.tool_choice == ToolChoice::None);
     if answer == AnswerRule::Free && conversation.is_none() && !no_calls {
         return None;
     }
@@ -58,7 +100,10 @@ fn rules(work: &Work, options: &OutputOptions) -> Option<TurnRules> {
         start: if options.mode == OutputMode::Chat { TurnStart::Header } else { TurnStart::Answer },
         answer: if must_call { AnswerRule::Forbidden } else { answer },
         tools: conversation.map(callable).unwrap_or_default(),
+        strict_tools: conversation.map(|conversation| conversation.strict_tools.clone()).unwrap_or_default(),
         parallel_calls: conversation.is_some_and(|conversation| conversation.parallel_calls),
+        no_reasoning: asked.is_some_and(|conversation| conversation.strength.as_deref() == Some("none")),
+        max_tokens: Some(limit),
     })
 }
 
@@ -71,15 +116,9 @@ fn callable(conversation: &Conversation) -> Vec<Value> {
     conversation.tools.iter().filter(chosen).cloned().collect()
 }
 
-fn one_of(choices: &[String]) -> Grammar {
-    let literals: Vec<String> =
-        choices.iter().map(|choice| Value::from(choice.as_str()).to_string()).collect();
-    Grammar::Lark(format!("start: {}", literals.join(" | ")))
-}
-
 /// The constraint for a text of at least some tokens, if that is all that is asked for.
-fn at_least(text: &TextSide, work: &Work) -> Option<ConstraintFactory> {
-    let (left, ends) = (work.min_tokens, text.tokenizer().stop_ids().to_vec());
+fn at_least(text: &TextSide, work: &Work, options: &OutputOptions) -> Option<ConstraintFactory> {
+    let (left, ends) = (work.min_tokens, text.ending_ids(options));
     if left == 0 {
         return None;
     }
@@ -158,9 +197,9 @@ mod tests {
         let tools = ["f", "g"].map(|name| json!({"function": {"name": name}}));
         let messages = [json!({"role": "user", "content": "a"})];
         let conversation = conversation(&messages, &tools, choice).expect("valid");
-        let mut work = Work::new(Prompt::Chat(conversation));
+        let mut work = Work::new(Prompt::Chat(Box::new(conversation)));
         work.form = form;
-        rules(&work, &OutputOptions { mode: OutputMode::Chat, ..OutputOptions::default() })
+        rules(&work, &OutputOptions { mode: OutputMode::Chat, ..OutputOptions::default() }, 100)
     }
 
     #[test]
@@ -174,6 +213,7 @@ mod tests {
         assert_eq!(named.tools.len(), 1);
         let none = rules_for(ToolChoice::None, Form::Free).expect("rules");
         assert_eq!((none.tools.len(), none.answer), (0, AnswerRule::Free));
+        assert_eq!(none.max_tokens, Some(100));
         let json = rules_for(ToolChoice::None, Form::JsonObject).expect("rules");
         assert_eq!(json.answer, AnswerRule::Grammar(Grammar::JsonObject));
     }
@@ -190,9 +230,55 @@ mod tests {
     }
 
     #[test]
-    fn choices_are_literals() {
-        let grammar = one_of(&["a\"b".into(), "(c".into()]);
-        assert_eq!(grammar, Grammar::Lark(r#"start: "a\"b" | "(c""#.into()));
+    fn faults_name_the_place_in_the_request() {
+        let tools = [json!({"type": "function", "function": {"name": "f"}}), json!({"name": "g"})];
+        let messages = [json!({"role": "user", "content": "a"})];
+        let mut work = Work::new(Prompt::Chat(Box::new(
+            conversation(&messages, &tools, ToolChoice::Auto).expect("valid"),
+        )));
+        let check = |work: &Work, tool: Option<&str>, path: &str, expected: (&str, &str)| {
+            let fault = TextError::Schema {
+                tool: tool.map(str::to_owned),
+                path: path.into(),
+                what: "it is odd".into(),
+            };
+            let fault = work.places.locate(form_fault(&fault, work));
+            assert_eq!((fault.param.as_deref(), fault.message.as_str()), (Some(expected.0), expected.1));
+        };
+        let plain = work.places.clone();
+        work.places.tools = vec!["tools[0]".into(), "tools[3]".into()];
+        work.places.schema = Some("input_schema");
+        check(
+            &work,
+            Some("g"),
+            "properties.a",
+            (
+                "tools[3].input_schema.properties.a",
+                "The schema of tool \"g\" is not usable: it is odd (at tools[3].input_schema.properties.a)",
+            ),
+        );
+        work.places = plain;
+        check(
+            &work,
+            Some("f"),
+            "",
+            (
+                "tools[0].function.parameters",
+                "The schema of tool \"f\" is not usable: it is odd (at tools[0].function.parameters)",
+            ),
+        );
+        work.places.form = "text.format.schema".into();
+        check(
+            &work,
+            None,
+            "items",
+            (
+                "text.format.schema.items",
+                "The JSON schema is not usable: it is odd (at text.format.schema.items)",
+            ),
+        );
+        let grammar = TextError::Grammar { kind: "the regular expression", what: "no".into() };
+        assert_eq!(form_fault(&grammar, &work).message, "The regular expression is not usable: no");
     }
 
     #[test]

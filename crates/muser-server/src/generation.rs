@@ -23,6 +23,7 @@ use crate::backend::EventStream;
 use crate::error::ApiError;
 use crate::form;
 use crate::metrics::ChoiceClock;
+use crate::notice::Notice;
 use crate::owner::Owner;
 use crate::params::drawn_seed;
 use crate::places::Places;
@@ -43,6 +44,9 @@ pub struct Generation {
     /// The prompt's ids, where its own tokens are to be told of.
     prompt: Vec<u32>,
     places: Places,
+    notice: Notice,
+    /// The field, as `places` takes it, to name if what the request asks for leaves no token to choose.
+    narrowed_by: String,
 }
 
 /// What the first choice has in its cache, for whoever saves the slot later.
@@ -93,7 +97,7 @@ impl Generation {
         let tells_prompt = work.prompt_logprobs.is_some();
         let mut prepared = {
             let loaded = Arc::clone(loaded);
-            compute(move || prepare(&loaded.text, work, seed, output_limit)).await?
+            compute(move || prepare(&loaded, work, seed, output_limit)).await?
         };
         prepared.request.scope = scope;
         let choices = prepared.request.n as usize;
@@ -121,7 +125,25 @@ impl Generation {
             })
             .collect();
         let (loaded, ready) = (Arc::clone(loaded), VecDeque::new());
-        Ok(Self { loaded, stream, stops, choices, ready, ended: false, held, prompt, places })
+        let Prepared { notice, narrowed_by, .. } = prepared;
+        Ok(Self {
+            loaded,
+            stream,
+            stops,
+            choices,
+            ready,
+            ended: false,
+            held,
+            prompt,
+            places,
+            notice,
+            narrowed_by,
+        })
+    }
+
+    /// What of the request is not kept, for the answer's headers.
+    pub(crate) fn notice(&self) -> Notice {
+        self.notice.clone()
     }
 
     /// The seed in use.
@@ -172,7 +194,7 @@ impl Generation {
             Event::Prompt(known) => self.take_prompt(&known),
             Event::Token(token) => self.take_token(&token),
             Event::Finished(finished) => self.take_end(&finished),
-            Event::Failed(error) => self.fail(self.places.locate(failed(&error))),
+            Event::Failed(error) => self.fail(self.places.locate(failed(&error, &self.narrowed_by))),
             // Requests of this route ask for neither.
             Event::Shifted { .. } | Event::Embedding(_) => {}
         }
@@ -376,22 +398,35 @@ impl Choice {
 struct Prepared {
     request: Request,
     options: OutputOptions,
+    notice: Notice,
+    narrowed_by: String,
 }
 
-fn prepare(text: &TextSide, work: Work, seed: u64, max_tokens: Option<u32>) -> Result<Prepared, ApiError> {
+fn prepare(loaded: &Loaded, work: Work, seed: u64, max_tokens: Option<u32>) -> Result<Prepared, ApiError> {
+    let (text, context) = (&loaded.text, loaded.facts.context_tokens);
     let ids = text.prompt_ids(&work.prompt)?;
     if ids.is_empty() {
         return Err(ApiError::field("messages", "The prompt is empty"));
     }
+    // The engine says so too, but only after the grammars of all tools were made.
+    if ids.len() > context {
+        return Err(ApiError::context_length(ids.len(), context));
+    }
+    check_ids(&work, text.vocabulary())?;
     let options = text.output_options(&work.prompt, &work.stops);
     let decoder = text.decoder(&options)?;
     let one_call = matches!(&work.prompt, Prompt::Chat(conversation) if !conversation.parallel_calls);
     let ends = text.tokenizer().stop_ids();
+    let room = context - ids.len();
+    let limit = max_tokens.map_or(room, |limit| room.min(limit as usize));
     let mut request = Request::new(ids, [ends, &work.stop_ids].concat());
-    request.constraint = form::constraint(text, &work, &options)?;
+    let (constraint, notice) = form::constraint(text, &work, &options, limit)?;
+    request.constraint = constraint;
+    let narrowed_by = narrowed_by(&work);
     request.max_tokens = max_tokens;
     request.sampling = work.sampling;
     if work.ignore_end {
+        let ends = text.ending_ids(&options);
         request.sampling.logit_bias.extend(ends.iter().map(|id| (*id, f32::NEG_INFINITY)));
     }
     request.seed = Some(seed);
@@ -401,7 +436,35 @@ fn prepare(text: &TextSide, work: Work, seed: u64, max_tokens: Option<u32>) -> R
     request.cache = work.use_cache;
     let watch = Watch { decoder, one_call };
     request.stop_watch = Some(Box::new(move |_| Box::new(watch.clone())));
-    Ok(Prepared { request, options })
+    Ok(Prepared { request, options, notice, narrowed_by })
+}
+
+/// Ids that the model does not have are named by the field they came in.
+fn check_ids(work: &Work, vocabulary: usize) -> Result<(), ApiError> {
+    let unknown = |field: &str, id: u32| {
+        ApiError::field(field, format!("Token id {id} is outside the model's vocabulary of {vocabulary}"))
+    };
+    if let Some(id) = work.stop_ids.iter().find(|id| **id as usize >= vocabulary) {
+        return Err(unknown("stop_token_ids", *id));
+    }
+    match work.sampling.logit_bias.iter().find(|(id, _)| *id as usize >= vocabulary) {
+        Some((id, _)) => Err(unknown("logit_bias", *id)),
+        None => Ok(()),
+    }
+}
+
+/// The field that narrows most what may be written, as [`Places`] takes it.
+fn narrowed_by(work: &Work) -> String {
+    let has_tools = matches!(&work.prompt, Prompt::Chat(conversation) if !conversation.tools.is_empty());
+    if !work.sampling.logit_bias.is_empty() {
+        "logit_bias".into()
+    } else if work.form != crate::work::Form::Free {
+        "response_format".into()
+    } else if has_tools {
+        "tools".into()
+    } else {
+        "logit_bias".into()
+    }
 }
 
 /// The engine's view of where the text ends: the same decoder, so that both ends agree.
@@ -454,7 +517,7 @@ pub(crate) async fn read_prompt(loaded: &Loaded, ids: Vec<u32>, cache: bool) -> 
                     ..Usage::default()
                 };
             }
-            Event::Failed(error) => return Err(failed(&error)),
+            Event::Failed(error) => return Err(failed(&error, "prompt")),
             _ => {}
         }
     }
@@ -478,7 +541,7 @@ pub async fn embed(loaded: &Arc<Loaded>, text: String) -> Result<(Vec<f32>, usiz
     while let Some(event) = stream.events.next().await {
         match event {
             Event::Embedding(values) => vector = Some(values.into_vec()),
-            Event::Failed(error) => return Err(failed(&error)),
+            Event::Failed(error) => return Err(failed(&error, "input")),
             _ => {}
         }
     }
@@ -539,14 +602,15 @@ fn cut_off(reason: FinishReason) -> Option<ApiError> {
 }
 
 /// A failure after acceptance as an answer. What the device or the end of the server did may go well another time.
-fn failed(error: &RequestError) -> ApiError {
+fn failed(error: &RequestError, narrowed_by: &str) -> ApiError {
     match error {
         RequestError::QueueTimeout { .. } | RequestError::Device(_) | RequestError::ShutDown => {
             ApiError::unavailable(error.to_string())
         }
-        RequestError::Constraint(reason) => {
-            ApiError::field("response_format", format!("The grammar failed: {reason}"))
-        }
+        RequestError::Constraint(reason) => ApiError::field(
+            narrowed_by,
+            format!("What '{narrowed_by}' asks for cannot be gone on with here: {reason}"),
+        ),
         other => ApiError::internal(other.to_string()),
     }
 }

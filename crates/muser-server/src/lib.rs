@@ -30,6 +30,7 @@ pub mod listen;
 mod listeners;
 pub mod live;
 pub mod metrics;
+mod notice;
 mod opening;
 pub mod owner;
 pub mod packs;

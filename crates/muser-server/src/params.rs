@@ -10,12 +10,17 @@ use crate::error::ApiError;
 use crate::fields::{self, Body, COUNT, Field, INTEGER, Kind, whole};
 use crate::work::{Form, Work};
 
-/// Any finite number that fits single precision.
-pub const NUMBER: Kind = Kind::Number { min: f32::MIN as f64, max: f32::MAX as f64 };
+/// Presence and frequency penalties. Beyond these bounds sums of logits are no numbers any more.
+pub const PENALTY: Kind = Kind::Number { min: -1000.0, max: 1000.0 };
+/// Repetition penalties.
+pub const FACTOR: Kind = Kind::Number { min: 0.01, max: 100.0 };
 /// From zero to one.
 pub const SHARE: Kind = Kind::Number { min: 0.0, max: 1.0 };
 /// A string or a list of strings.
 pub const TEXTS: Kind = Kind::Either(&[Kind::Text, Kind::List(&Kind::Text)]);
+
+/// Largest bias of a token: beyond it sums are no numbers any more, and it decides everything anyway.
+const MAX_BIAS: f64 = 1e6;
 
 /// Most stop strings of a request.
 const MAX_STOPS: usize = 64;
@@ -34,14 +39,14 @@ pub const SAMPLING_FIELDS: &[Field] = &[
     Field::optional("top_p", SHARE, "default 0.95; 0 means greedy"),
     Field::optional("top_k", Kind::Integer { min: -1, max: u32::MAX as i64 }, "default 64; 0 or -1: off"),
     Field::optional("min_p", SHARE, "default 0 (off)"),
-    Field::optional("presence_penalty", NUMBER, "default 0"),
-    Field::optional("frequency_penalty", NUMBER, "default 0"),
-    Field::optional("repetition_penalty", NUMBER, "default 1 (off)"),
-    Field::optional("repeat_penalty", NUMBER, "the same, in llama-server's spelling"),
+    Field::optional("presence_penalty", PENALTY, "default 0"),
+    Field::optional("frequency_penalty", PENALTY, "default 0"),
+    Field::optional("repetition_penalty", FACTOR, "default 1 (off)"),
+    Field::optional("repeat_penalty", FACTOR, "the same, in llama-server's spelling"),
     Field::optional(
         "logit_bias",
         Kind::Either(&[Kind::Map, Kind::List(&Kind::List(&Kind::Any))]),
-        "token id to number, or pairs, up to 16384; `false` forbids a token",
+        "token id to a number from -1000000 to 1000000, or pairs, up to 16384; `false` forbids a token",
     ),
     Field::optional(
         "seed",
@@ -100,9 +105,6 @@ pub fn sampling(body: Body<'_>) -> Result<SamplingParams, ApiError> {
     set("frequency_penalty", &mut params.frequency_penalty);
     set("repeat_penalty", &mut params.repetition_penalty);
     set("repetition_penalty", &mut params.repetition_penalty);
-    if params.repetition_penalty <= 0.0 {
-        return Err(ApiError::field("repetition_penalty", "'repetition_penalty' must be above 0"));
-    }
     if let Some(top_k) = body.integer("top_k") {
         params.top_k = u32::try_from(top_k).unwrap_or(0);
     }
@@ -151,10 +153,16 @@ pub fn stops(body: Body<'_>, name: &str) -> Result<Vec<String>, ApiError> {
 }
 
 fn logit_bias(body: Body<'_>) -> Result<Vec<(u32, f32)>, ApiError> {
-    let fault = || ApiError::field("logit_bias", "'logit_bias' must map token ids to numbers (or to false)");
+    let fault = || {
+        let expected = format!("numbers from -{MAX_BIAS} to {MAX_BIAS} (or to false)");
+        ApiError::field("logit_bias", format!("'logit_bias' must map token ids to {expected}"))
+    };
     let bias = |value: &Value| match value {
         Value::Bool(false) => Ok(f32::NEG_INFINITY),
-        value => value.as_f64().map(|number| number as f32).ok_or_else(fault),
+        value => {
+            let number = value.as_f64().filter(|number| number.abs() <= MAX_BIAS);
+            number.map(|number| number as f32).ok_or_else(fault)
+        }
     };
     let entries = match body.get("logit_bias") {
         Some(Value::Object(map)) => map.len(),
@@ -245,13 +253,18 @@ mod tests {
         };
         check(json!({"logit_bias": {"15": -100, "7": 1.5}}), &[(15, -100.0), (7, 1.5)]);
         check(json!({"logit_bias": [[3, false], [4, 2]]}), &[(3, f32::NEG_INFINITY), (4, 2.0)]);
+        check(json!({"logit_bias": {"1": -1e6, "2": 1e6}}), &[(1, -1e6), (2, 1e6)]);
         let many = |count: usize| Value::Array(vec![json!([1, 0.5]); count]);
         assert!(params(json!({"logit_bias": many(MAX_BIASES)})).is_ok());
-        assert_eq!(
-            params(json!({"logit_bias": many(MAX_BIASES + 1)})).err(),
-            Some(Some("logit_bias".into()))
-        );
-        for wrong in [json!({"x": 1}), json!({"1": "a"}), json!([[1]]), json!([["a", 1]])] {
+        for wrong in [
+            json!({"x": 1}),
+            json!({"1": "a"}),
+            json!([[1]]),
+            json!([["a", 1]]),
+            json!([[5, 3e38], [5, 3e38]]),
+            json!({"1": -2e6}),
+            many(MAX_BIASES + 1),
+        ] {
             assert_eq!(params(json!({"logit_bias": wrong})).err(), Some(Some("logit_bias".into())));
         }
     }
@@ -263,7 +276,16 @@ mod tests {
         assert_eq!(params(json!({"top_k": -1})).expect("valid").top_k, 0);
         assert_eq!(params(json!({"temperature": 1e6})).expect("valid").temperature, 1e6);
         assert_eq!(params(json!({"temperature": -1})).err(), Some(Some("temperature".into())));
-        assert_eq!(params(json!({"repeat_penalty": 0})).err(), Some(Some("repetition_penalty".into())));
+        for (field, values) in [
+            ("repeat_penalty", [0.0, -1.0, 1e-40, 1e3]),
+            ("repetition_penalty", [0.0, -1.0, 1e-40, 1e3]),
+            ("presence_penalty", [-3e38, 3e38, 1001.0, -1001.0]),
+            ("frequency_penalty", [-3e38, 3e38, 1001.0, -1001.0]),
+        ] {
+            for value in values {
+                assert_eq!(params(json!({field: value})).err(), Some(Some(field.into())), "{value}");
+            }
+        }
     }
 
     #[test]

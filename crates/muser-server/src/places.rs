@@ -41,14 +41,18 @@ impl Places {
         if let Some(param) = fault.param.take() {
             let place = self.place(&param);
             if place != param {
-                fault.message = fault.message.replace(&format!("'{param}'"), &format!("'{place}'"));
+                for (open, close) in [("'", "'"), ("(at ", ")")] {
+                    let found = format!("{open}{param}{close}");
+                    fault.message = fault.message.replace(&found, &format!("{open}{place}{close}"));
+                }
             }
             fault.param = Some(place);
         }
         fault
     }
 
-    fn place(&self, param: &str) -> String {
+    /// The client's name for a field.
+    pub fn place(&self, param: &str) -> String {
         if param == "messages" || param == self.prompt {
             // One of several prompts says which.
             let only = self.messages.first().filter(|place| place.starts_with("prompt["));

@@ -45,7 +45,7 @@ fn surplus(
     let fits = |cut: usize| {
         let mut shorter = conversation.clone();
         shorter.messages.drain(first..cut);
-        text.prompt_ids(&Prompt::Chat(shorter)).map(|ids| ids.len() <= most)
+        text.prompt_ids(&Prompt::Chat(Box::new(shorter))).map(|ids| ids.len() <= most)
     };
     // The first cut that fits: the more is left out the shorter the prompt.
     let (mut low, mut high) = (0, cuts.len() - 1);

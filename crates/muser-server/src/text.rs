@@ -118,6 +118,15 @@ impl TextSide {
         OutputOptions { mode, tools: tools.to_vec(), stop: stops.to_vec() }
     }
 
+    /// The ids that end an answer. One that the prompt opened ends with its message, whatever would follow.
+    pub(crate) fn ending_ids(&self, options: &OutputOptions) -> Vec<u32> {
+        let mut ids = self.tokenizer.stop_ids().to_vec();
+        if options.mode == OutputMode::ChatAnswer {
+            ids.extend(self.tokenizer.channels().map(|channels| channels.end_of_message));
+        }
+        ids
+    }
+
     /// A decoder for one choice.
     pub fn decoder(&self, options: &OutputOptions) -> Result<OutputDecoder, ApiError> {
         OutputDecoder::new(Arc::clone(&self.tokenizer), options).map_err(|fault| text_fault(&fault))

@@ -26,6 +26,8 @@ pub struct Conversation {
     pub messages: Vec<Value>,
     /// The tools, likewise.
     pub tools: Vec<Value>,
+    /// The names of the tools whose schemas must be kept as they are.
+    pub strict_tools: Vec<String>,
     /// The choice among them.
     pub tool_choice: ToolChoice,
     /// Those that may be called, if not all: the others are shown all the same, so that the prompt does not change.
@@ -51,7 +53,7 @@ impl Conversation {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Prompt {
     /// A conversation, through the chat template; the answer is read by channel.
-    Chat(Conversation),
+    Chat(Box<Conversation>),
     /// Text as it is; the answer is text as it is.
     Text(String),
     /// Token ids.

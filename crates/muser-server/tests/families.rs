@@ -269,3 +269,86 @@ async fn other_paths_of_the_same() {
     }
     server.stop().await;
 }
+
+const CUT: &str =
+    " to=f<|message|><atem:function_calls>\n<atem:invoke name=\"f\">\n<atem:parameter name=\"city\">Par";
+
+/// A call that was cut off is said to be cut in every dialect, and what came out can be sent back.
+#[tokio::test]
+async fn a_call_that_was_cut_is_said_to_be_and_can_be_sent_back() {
+    let server = Running::saying(CUT).await;
+    let at = server.address;
+    let schema = json!({"type": "object", "properties": {"city": {"type": "string"}}});
+    let function = json!({"name": "f", "parameters": schema});
+    let asked = json!({"role": "user", "content": "a"});
+    let ask = async |path: &str, body: Value| {
+        let answer = post(at, path, &body).await;
+        assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+        answer.json()
+    };
+
+    let chat = json!({"messages": [asked], "tools": [{"type": "function", "function": function}]});
+    let choice = ask("/v1/chat/completions", chat.clone()).await["choices"][0].clone();
+    assert_eq!(choice["finish_reason"], "length");
+    assert_eq!(choice["message"]["tool_calls"][0]["function"]["arguments"], "{\"city\":\"Par");
+    let mut again = chat;
+    again["messages"] = json!([asked, choice["message"], asked]);
+    ask("/v1/chat/completions", again).await;
+
+    let tools = json!([{"name": "f", "input_schema": schema}]);
+    let first = json!({"max_tokens": 50, "messages": [asked], "tools": tools});
+    let message = ask("/v1/messages", first.clone()).await;
+    assert_eq!(message["stop_reason"], "max_tokens");
+    assert_eq!(message["content"][0]["input"], json!({"partial_json": "{\"city\":\"Par"}));
+    let mut again = first;
+    again["messages"] = json!([asked, {"role": "assistant", "content": message["content"]}, asked]);
+    ask("/v1/messages", again).await;
+
+    let tools = json!([{"type": "function", "name": "f", "parameters": schema}]);
+    let response = ask("/v1/responses", json!({"input": "a", "tools": tools})).await;
+    assert_eq!(
+        (&response["status"], &response["output"][0]["status"]),
+        (&json!("incomplete"), &json!("incomplete"))
+    );
+    let input = json!([asked, response["output"][0], asked]);
+    ask("/v1/responses", json!({"input": input, "tools": tools})).await;
+
+    let tools = json!([{"type": "function", "function": function}]);
+    let body = json!({"messages": [asked], "tools": tools, "stream": false});
+    let line = ask("/api/chat", body).await;
+    assert_eq!(line["done_reason"], "length");
+    assert_eq!(
+        line["message"]["tool_calls"][0]["function"]["arguments"],
+        json!({"partial_json": "{\"city\":\"Par"})
+    );
+    ask("/api/chat", json!({"messages": [asked, line["message"], asked], "tools": tools, "stream": false}))
+        .await;
+    server.stop().await;
+}
+
+/// Text before and after calls is given out in the order it came.
+#[tokio::test]
+async fn text_and_calls_come_in_any_order() {
+    let said = format!(
+        " to=user<|message|>I'll look.<|eom|><|start|>assistant to=f<|message|>{CALL}<|eom|><|start|>assistant \
+         to=user<|message|>Done.<|eot|>"
+    );
+    let server = Running::saying(&said).await;
+    let tools =
+        json!([{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {}}}}}]);
+    let body = json!({"messages": [{"role": "user", "content": "a"}], "tools": tools});
+    let choice = post(server.address, "/v1/chat/completions", &body).await.json()["choices"][0].clone();
+    assert_eq!(choice["message"]["content"], "I'll look.\nDone.");
+    assert_eq!(choice["message"]["tool_calls"][0]["function"]["arguments"], "{\"a\":1}");
+    assert_eq!(choice["finish_reason"], "tool_calls");
+    let tools = json!([{"name": "f", "input_schema": {"properties": {"a": {}}}}]);
+    let body = json!({"max_tokens": 200, "messages": [{"role": "user", "content": "a"}], "tools": tools, "stream": true});
+    let events = named(&post(server.address, "/v1/messages", &body).await);
+    let blocks: Vec<&str> = events
+        .iter()
+        .filter(|(name, _)| name == "content_block_start")
+        .filter_map(|(_, event)| event["content_block"]["type"].as_str())
+        .collect();
+    assert_eq!(blocks, ["text", "tool_use", "text"]);
+    server.stop().await;
+}

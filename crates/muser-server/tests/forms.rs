@@ -228,3 +228,144 @@ async fn tool_choices_are_enforced() {
     assert!(none["message"].get("tool_calls").is_none(), "{none}");
     server.stop().await;
 }
+
+const DIALECTS: [&str; 4] = [CHAT, "/v1/messages", "/v1/responses", "/api/chat"];
+
+/// A request of a dialect with one tool of these parameters that answers at once.
+fn with_tool(path: &str, parameters: &Value, strict: bool, seed: u64) -> Value {
+    let function = json!({"name": "f", "description": "A tool.", "parameters": parameters, "strict": strict});
+    let messages = json!([{"role": "user", "content": "Call it."}]);
+    match path {
+        "/v1/messages" => json!({
+            "messages": messages, "max_tokens": 60, "thinking": {"type": "disabled"}, "tool_choice": {"type": "any"},
+            "tools": [{"name": "f", "input_schema": parameters, "strict": strict}],
+        }),
+        "/v1/responses" => json!({
+            "input": "Call it.", "max_output_tokens": 60, "reasoning": {"effort": "none"}, "tool_choice": "required",
+            "tools": [{"type": "function", "name": "f", "parameters": parameters, "strict": strict}], "seed": seed,
+        }),
+        "/api/chat" => json!({
+            "messages": messages, "think": false, "stream": false, "options": {"num_predict": 60, "seed": seed},
+            "tools": [{"type": "function", "function": function}],
+        }),
+        _ => json!({
+            "messages": messages, "max_tokens": 60, "reasoning_effort": "none", "tool_choice": "required", "seed": seed,
+            "tools": [{"type": "function", "function": function}],
+        }),
+    }
+}
+
+/// A tool's schema that says more than can be kept costs no request its life; strictly it is refused by name.
+#[tokio::test]
+async fn schemas_of_tools_are_kept_as_far_as_they_can_be() {
+    let server = serve().await;
+    let record = json!({"type": "object", "properties": {"metadata": {
+        "type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {}}}});
+    let unique = json!({"type": "object", "properties": {"p": {
+        "type": "array", "items": {"type": "string", "format": "path"}, "uniqueItems": true}}});
+    for (path, field) in DIALECTS.into_iter().zip([
+        "tools[0].function.parameters",
+        "tools[0].input_schema",
+        "tools[0].parameters",
+        "tools[0].function.parameters",
+    ]) {
+        let answer = post(server.address, path, &with_tool(path, &record, false, 1)).await;
+        assert_eq!(
+            (answer.status, answer.header("x-muser-notice")),
+            (200, None),
+            "{path}: {}",
+            answer.text()
+        );
+        let answer = post(server.address, path, &with_tool(path, &unique, false, 1)).await;
+        assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+        let expected = format!("{field}.properties.p: 'uniqueItems' cannot be enforced");
+        let notice = answer.header("x-muser-notice").map(str::to_lowercase);
+        assert_eq!(notice, Some(expected.to_lowercase()), "{path}");
+        let answer = post(server.address, path, &with_tool(path, &unique, true, 1)).await;
+        assert_eq!(answer.status, 400, "{path}");
+        let text = answer.text();
+        assert!(
+            text.contains("The schema of tool") && text.contains(&format!("(at {field}.properties.p)")),
+            "{text}"
+        );
+        if text.contains("\"param\"") {
+            assert_eq!(answer.json()["error"]["param"], format!("{field}.properties.p"));
+        }
+    }
+    server.stop().await;
+}
+
+/// "none" means none, also when a call is asked for, in every dialect.
+#[tokio::test]
+async fn no_reasoning_beside_tools_when_none_is_asked_for() {
+    let server = serve().await;
+    let parameters = json!({"type": "object", "properties": {"n": {"type": "integer", "minimum": 1, "maximum": 9}}, "required": ["n"]});
+    for path in DIALECTS {
+        for seed in 0..3 {
+            let answer = post(server.address, path, &with_tool(path, &parameters, true, seed)).await;
+            let (status, text) = (answer.status, answer.text());
+            assert_eq!(status, 200, "{path}: {text}");
+            let thought = ["reasoning_content\":", "\"thinking\":", "\"type\":\"reasoning\""]
+                .iter()
+                .any(|mark| text.contains(mark));
+            assert!(!thought, "{path}: {text}");
+            // Ollama's API has no word for a call that must be.
+            assert!(path == "/api/chat" || text.contains("\"name\":\"f\""), "{path}: {text}");
+        }
+    }
+    server.stop().await;
+}
+
+/// With reasoning, a call that is asked for still fits into the limit.
+#[tokio::test]
+async fn a_call_that_must_be_fits_into_the_limit() {
+    let server = serve().await;
+    let parameters = json!({"type": "object", "properties": {"n": {"type": "integer", "minimum": 1, "maximum": 9}}, "required": ["n"]});
+    for seed in 0..4 {
+        let mut body = with_tool(CHAT, &parameters, false, seed);
+        body["reasoning_effort"] = "high".into();
+        body["max_tokens"] = 200.into();
+        body["parallel_tool_calls"] = false.into();
+        let choice = post(server.address, CHAT, &body).await.json()["choices"][0].clone();
+        assert_eq!(choice["finish_reason"], "tool_calls", "{choice}");
+        let arguments = choice["message"]["tool_calls"][0]["function"]["arguments"].as_str().expect("text");
+        let arguments: Value = serde_json::from_str(arguments).expect("JSON");
+        assert!(arguments["n"].as_u64().is_some_and(|n| (1..=9).contains(&n)), "{arguments}");
+    }
+    server.stop().await;
+}
+
+/// What leaves no token is named by its own field.
+#[tokio::test]
+async fn bans_of_all_tokens_are_the_bans_fault() {
+    let server = serve().await;
+    let bans: Vec<Value> = (0..4096).map(|id| json!([id, false])).collect();
+    let refused = async |more: Value, field: &str| {
+        let answer = post(server.address, CHAT, &chat("a", more)).await;
+        assert_eq!(
+            (answer.status, &answer.json()["error"]["param"]),
+            (400, &json!(field)),
+            "{}",
+            answer.text()
+        );
+    };
+    refused(json!({"logit_bias": bans}), "logit_bias").await;
+    refused(json!({"logit_bias": [[5, 3e38], [5, 3e38]]}), "logit_bias").await;
+    refused(json!({"repetition_penalty": 1e-40}), "repetition_penalty").await;
+    refused(json!({"presence_penalty": -3e38, "frequency_penalty": -3e38}), "presence_penalty").await;
+    refused(json!({"stop_token_ids": [900_000]}), "stop_token_ids").await;
+    refused(json!({"logit_bias": {"900000": 1}}), "logit_bias").await;
+    refused(json!({"guided_regex": "[a"}), "guided_regex").await;
+    refused(json!({"structured_outputs": {"grammar": "start: ("}}), "structured_outputs.grammar").await;
+    let schema = json!({"properties": {"a": {"type": "array", "uniqueItems": true}}});
+    let format = json!({"type": "json_schema", "json_schema": {"schema": schema}});
+    refused(json!({"response_format": format}), "response_format.json_schema.schema.properties.a").await;
+    // Choices beyond what rules of a grammar could hold.
+    let choices: Vec<String> = (0..5000).map(|index| format!("choice number {index}")).collect();
+    let body = chat("a", json!({"guided_choice": choices, "reasoning_effort": "none"}));
+    let answer = post(server.address, CHAT, &body).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let said = answer.json()["choices"][0]["message"]["content"].as_str().expect("text").to_owned();
+    assert!(choices.contains(&said), "{said}");
+    server.stop().await;
+}

@@ -138,7 +138,7 @@ async fn bad_requests_are_the_clients_fault() {
         (chat, b"{\"model\": \"\\u0000\\\"<x>\", \"messages\": [{\"role\": \"user\"}]}".to_vec(), 404),
         (chat, b"{\"messages\": [{\"role\": \"user\"}], \"temperature\": 1e999}".to_vec(), 400),
         (chat, b"{\"messages\": [{\"role\": \"user\"}], \"seed\": 1e30}".to_vec(), 400),
-        (chat, b"{\"messages\": [{\"role\": \"user\"}], \"logit_bias\": {\"999999\": 1}}".to_vec(), 200),
+        (chat, b"{\"messages\": [{\"role\": \"user\"}], \"logit_bias\": {\"999999\": 1}}".to_vec(), 400),
         ("/v1/completions", b"{\"prompt\": [999999]}".to_vec(), 400),
         ("/v1/completions", b"{\"prompt\": []}".to_vec(), 400),
         ("/v1/completions", b"{\"prompt\": {\"a\": 1}}".to_vec(), 400),

@@ -41,7 +41,7 @@ fn main() -> Result<(), TextError> {
 
     let start = Instant::now();
     let rules = TurnRules { answer: AnswerRule::Grammar(Grammar::JsonObject), ..TurnRules::default() };
-    let mut turn = TurnConstraint::new(engine, rules)?;
+    let mut turn = TurnConstraint::new(engine, &rules)?;
     println!("a turn with a constrained answer: compiled in {:.1?}", start.elapsed());
     let mut times = Vec::new();
     for id in tokenizer.encode(" to=self<|message|>Let me think about the question.", Specials::Parse) {

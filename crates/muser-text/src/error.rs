@@ -33,6 +33,16 @@ pub enum TextError {
         /// What the caller gave.
         found: String,
     },
+    /// The caller's JSON schema says something that cannot be kept.
+    #[error("{} is not usable{}: {what}", schema_of(.tool.as_deref()), place(.path))]
+    Schema {
+        /// The tool whose schema it is; none: the schema of the answer.
+        tool: Option<String>,
+        /// Where in the schema, as in `properties.a.items`; empty at its root.
+        path: String,
+        /// What it is.
+        what: String,
+    },
     /// The caller's grammar, regular expression or JSON schema is not valid or too large.
     #[error("{kind} is not usable: {what}")]
     Grammar {
@@ -62,8 +72,19 @@ impl TextError {
 
     /// Is it the caller's input that is wrong, and not the model file?
     pub fn is_request_fault(&self) -> bool {
-        matches!(self, TextError::Request { .. } | TextError::Grammar { .. })
+        matches!(self, TextError::Request { .. } | TextError::Grammar { .. } | TextError::Schema { .. })
     }
+}
+
+fn schema_of(tool: Option<&str>) -> String {
+    tool.map_or_else(
+        || "the JSON schema".to_owned(),
+        |name| format!("the schema of the tool {}", shown(name)),
+    )
+}
+
+fn place(path: &str) -> String {
+    if path.is_empty() { String::new() } else { format!(" at {path}") }
 }
 
 fn line_suffix(line: Option<usize>) -> String {

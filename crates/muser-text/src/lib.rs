@@ -14,6 +14,7 @@ pub mod grammar;
 mod merges;
 mod output;
 mod pre_split;
+mod schema;
 mod special_tokens;
 #[cfg(test)]
 mod test_support;
@@ -21,7 +22,7 @@ mod tokenizer;
 mod vocabulary;
 
 pub use byte_alphabet::spell_bytes;
-pub use chat::{ChatInput, ChatTemplate, Clock, normalise_messages, normalise_tools};
+pub use chat::{ChatInput, ChatTemplate, Clock, PARTIAL_JSON, normalise_messages, normalise_tools};
 pub use detokenizer::{Detokenizer, Markers, Utf8Joiner};
 pub use error::TextError;
 pub use output::{

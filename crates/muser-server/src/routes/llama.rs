@@ -135,7 +135,7 @@ async fn count_tokens(loaded: &Arc<Loaded>, body: Body<'_>) -> Result<Response, 
         };
         tokio::task::spawn_blocking(cut).await
     } else if body.get("messages").is_some() {
-        let prompt = Prompt::Chat(super::chat::request::read_conversation(body)?);
+        let prompt = Prompt::Chat(Box::new(super::chat::request::read_conversation(body)?));
         let loaded = Arc::clone(loaded);
         tokio::task::spawn_blocking(move || loaded.text.prompt_ids(&prompt)).await
     } else {
@@ -198,7 +198,7 @@ pub async fn apply_template(State(app): State<SharedApp>, request: Request) -> R
 async fn run_template(app: &SharedApp, request: Request) -> Result<Response, ApiError> {
     let loaded = Arc::clone(app.loaded()?);
     let body = read_body(request, &app.config.limits, TEMPLATE_FIELDS).await?;
-    let prompt = Prompt::Chat(super::chat::request::read_conversation(Body(&body))?);
+    let prompt = Prompt::Chat(Box::new(super::chat::request::read_conversation(Body(&body))?));
     let text = tokio::task::spawn_blocking(move || loaded.text.prompt_text(&prompt));
     let text = text.await.map_err(|_| ApiError::internal("The template failed"))??;
     Ok(Json(json!({"prompt": text})).into_response())

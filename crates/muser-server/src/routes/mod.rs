@@ -546,7 +546,7 @@ mod tests {
         let Value::Object(body) = body else { panic!("object") };
         check(fields, &body).map_err(|fault| fault.param)?;
         match parse(Body(&body)).map_err(|fault| fault.param)?.prompt {
-            Prompt::Chat(conversation) => Ok(conversation),
+            Prompt::Chat(conversation) => Ok(*conversation),
             _ => panic!("chat"),
         }
     }

@@ -171,7 +171,7 @@ async fn prompt_ids(
     if Body(conversation).list("messages").is_none_or(<[Value]>::is_empty) {
         return Ok(None);
     }
-    let prompt = Prompt::Chat(read_conversation(Body(conversation))?);
+    let prompt = Prompt::Chat(Box::new(read_conversation(Body(conversation))?));
     let loaded = Arc::clone(app.loaded()?);
     aside(move || loaded.text.prompt_ids(&prompt)).await.map(Some)
 }

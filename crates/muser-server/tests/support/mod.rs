@@ -71,7 +71,9 @@ impl Running {
     /// Starts a server over a scripted engine.
     pub async fn scripted(config: ServerConfig, engine: Scripted) -> Self {
         let running = Self::empty(config).await;
-        running.app.load(facts(), text(), Arc::new(engine));
+        // As with a real engine, the server knows of the context what the engine does.
+        let facts = ModelFacts { context_tokens: engine.context, ..facts() };
+        running.app.load(facts, text(), Arc::new(engine));
         running
     }
 

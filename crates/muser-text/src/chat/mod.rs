@@ -5,13 +5,14 @@
 //! control token ([`shield`]), although the rendered prompt is tokenised with markers on.
 
 mod clock;
+mod cut_json;
 mod environment;
 mod normalise;
 mod python_json;
 mod shield;
 
 pub use clock::Clock;
-pub use normalise::{normalise_messages, normalise_tools};
+pub use normalise::{PARTIAL_JSON, normalise_messages, normalise_tools};
 
 use crate::error::TextError;
 use crate::special_tokens::Segment;
@@ -59,6 +60,8 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     /// The template shows a system message only at the front and drops others in silence.
     drops_late_systems: bool,
+    /// The template shows the calls of a message and drops its text in silence.
+    drops_text_beside_calls: bool,
 }
 
 const TEMPLATE_KEY: &str = "tokenizer.chat_template";
@@ -68,6 +71,9 @@ const NAME: &str = "chat_template";
 
 /// Text of a system message that stands late, to see whether a template shows it.
 const LATE: &str = "a late system message";
+
+/// Text beside a call, likewise.
+const BESIDE_CALLS: &str = "a text beside a call";
 
 /// What opens the answer channel after the generation prompt.
 const ANSWER_HEADER: &str = " to=user<|message|>";
@@ -92,12 +98,20 @@ impl ChatTemplate {
         environment
             .add_template_owned(NAME, environment::without_generation_tags(source))
             .map_err(|e| template_error(&e))?;
-        let mut template = ChatTemplate { environment, drops_late_systems: false };
+        let mut template =
+            ChatTemplate { environment, drops_late_systems: false, drops_text_beside_calls: false };
         let probe = [("user", "a"), ("system", LATE), ("user", "b")]
             .map(|(role, content)| serde_json::json!({"role": role, "content": content}));
         let context = serde_json::json!({"messages": probe, "bos_token": "", "eos_token": ""});
         // A template that refuses such a conversation says so when one comes.
         template.drops_late_systems = template.run(&context).is_ok_and(|rendered| !rendered.contains(LATE));
+        let calls = serde_json::json!([{"function": {"name": "f", "arguments": {}}, "type": "function"}]);
+        let context = serde_json::json!({"bos_token": "", "eos_token": "", "messages": [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": BESIDE_CALLS, "tool_calls": calls},
+        ]});
+        template.drops_text_beside_calls =
+            template.run(&context).is_ok_and(|rendered| !rendered.contains(BESIDE_CALLS));
         Ok(template)
     }
 
@@ -132,6 +146,7 @@ impl ChatTemplate {
         }
         let messages =
             if self.drops_late_systems { systems_in_place(&input.messages) } else { input.messages.clone() };
+        let messages = if self.drops_text_beside_calls { text_apart(messages) } else { messages };
         context.insert("messages".into(), messages.iter().map(|message| shield.cover(message)).collect());
         if !input.tools.is_empty() {
             context.insert("tools".into(), input.tools.iter().map(|tool| shield.cover(tool)).collect());
@@ -178,6 +193,25 @@ fn systems_in_place(messages: &[Value]) -> Vec<Value> {
         }
         _ => message.clone(),
     }));
+    out
+}
+
+/// The conversation with the text of a message that also calls as a message of its own, before the calls.
+fn text_apart(messages: Vec<Value>) -> Vec<Value> {
+    let mut out = Vec::with_capacity(messages.len());
+    for mut message in messages {
+        let has_text = message["content"].as_str().is_some_and(|text| !text.trim().is_empty());
+        let calls = message["tool_calls"].as_array().is_some_and(|calls| !calls.is_empty());
+        if has_text
+            && calls
+            && let Value::Object(fields) = &mut message
+            && let Some(calls) = fields.shift_remove("tool_calls")
+        {
+            out.push(message);
+            message = serde_json::json!({"role": "assistant", "content": "", "tool_calls": calls});
+        }
+        out.push(message);
+    }
     out
 }
 

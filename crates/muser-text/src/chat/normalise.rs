@@ -4,15 +4,23 @@
 //! object; `developer` is `system`; a tool is `{type, function: {...}}` or flat. What means the same becomes the same, so
 //! that it is the same prompt. What means nothing is an error that names the field.
 
+use super::cut_json;
 use crate::error::{TextError, shown};
+use crate::schema::{Resolver, shapes};
 use serde_json::{Map, Value, json};
 use std::collections::{HashMap, HashSet};
 
-/// Most tools of a request: agents bring some hundreds, and each costs a part of the prompt and of the grammar.
-const MAX_TOOLS: usize = 1024;
-
 /// Longest tool name accepted, in characters.
 const MAX_TOOL_NAME: usize = 128;
+
+/// Names of recipients that are no tools: a call of such a tool would be an answer, or reasoning.
+const RECIPIENTS: [&str; 2] = ["self", "user"];
+
+/// Longest name of a parameter, in bytes.
+const MAX_KEY: usize = 256;
+
+/// Most tools of a request: agents bring some hundreds, and each costs a part of the prompt and of the grammar.
+const MAX_TOOLS: usize = 1024;
 
 /// Brings the `messages` of a request into the shape for [`super::ChatInput`].
 ///
@@ -51,22 +59,22 @@ pub fn normalise_tools(tools: &[Value]) -> Result<Vec<Value>, TextError> {
             tools.len().to_string(),
         ));
     }
-    let tools: Vec<Value> = tools
-        .iter()
-        .enumerate()
-        .map(|(index, tool)| one_tool(&format!("tools[{index}]"), tool))
-        .collect::<Result<_, _>>()?;
     let mut names = HashSet::with_capacity(tools.len());
+    let mut out = Vec::with_capacity(tools.len());
     for (index, tool) in tools.iter().enumerate() {
-        if !names.insert(tool["function"]["name"].as_str()) {
+        let tool = one_tool(&format!("tools[{index}]"), tool)?;
+        let name = tool["function"]["name"].as_str().unwrap_or_default().to_owned();
+        if !names.insert(name.clone()) {
+            let function = if tools[index].get("function").is_some() { ".function" } else { "" };
             return Err(TextError::request(
-                format!("tools[{index}].function.name"),
+                format!("tools[{index}]{function}.name"),
                 "a name that no other tool has",
-                tool["function"]["name"].to_string(),
+                shown(&name),
             ));
         }
+        out.push(tool);
     }
-    Ok(tools)
+    Ok(out)
 }
 
 fn one_message(at: &str, message: &Value) -> Result<Value, TextError> {
@@ -196,21 +204,42 @@ fn tool_calls(at: &str, calls: Option<&Value>) -> Result<Vec<Value>, TextError> 
     Ok(out)
 }
 
-/// The arguments of a call as an object. A client may send what it was sent, a JSON string.
+/// The arguments of a call as an object. A client may send what it was sent, a JSON string, and that may be one of a
+/// call that was cut off or went wrong: then what can be read of it counts, else the text itself.
 fn arguments(at: &str, arguments: Option<&Value>) -> Result<Value, TextError> {
-    let expected = "a JSON object, or a string that holds one";
-    match arguments {
-        None | Some(Value::Null) => Ok(json!({})),
-        Some(Value::Object(fields)) => Ok(Value::Object(fields.clone())),
-        Some(Value::String(text)) if text.trim().is_empty() => Ok(json!({})),
-        Some(Value::String(text)) => match serde_json::from_str(text) {
-            Ok(Value::Object(fields)) => Ok(Value::Object(fields)),
-            Ok(other) => {
-                Err(TextError::request(at, expected, format!("a string that holds {}", kind_of(&other))))
-            }
-            Err(error) => Err(TextError::request(at, expected, format!("{} ({error})", shown(text)))),
+    let mut fields = match arguments {
+        None | Some(Value::Null) => Map::new(),
+        Some(Value::Object(fields)) => match fields.get(PARTIAL_JSON) {
+            Some(Value::String(text)) if fields.len() == 1 => read_or_raw(text),
+            _ => fields.clone(),
         },
-        Some(other) => Err(TextError::request(at, expected, kind_of(other))),
+        Some(Value::String(text)) if text.trim().is_empty() => Map::new(),
+        Some(Value::String(text)) => read_or_raw(text),
+        Some(other) => {
+            return Err(TextError::request(at, "a JSON object, or a string that holds one", kind_of(other)));
+        }
+    };
+    fields.values_mut().for_each(without_closing_tags);
+    Ok(Value::Object(fields))
+}
+
+fn read_or_raw(text: &str) -> Map<String, Value> {
+    cut_json::object(text).unwrap_or_else(|| Map::from_iter([(RAW_ARGUMENTS.to_owned(), text.into())]))
+}
+
+/// The key under which an API that gives arguments as an object gives those of a call that was cut off.
+pub const PARTIAL_JSON: &str = "partial_json";
+
+/// Stands for the name of a parameter where the arguments cannot be read.
+const RAW_ARGUMENTS: &str = "arguments";
+
+/// A closing tag inside a value would end it in the prompt. In JSON the escape means the same; a text has no other way.
+fn without_closing_tags(value: &mut Value) {
+    match value {
+        Value::String(text) if text.contains("</atem:") => *text = text.replace("</atem:", "<\\/atem:"),
+        Value::Array(items) => items.iter_mut().for_each(without_closing_tags),
+        Value::Object(fields) => fields.values_mut().for_each(without_closing_tags),
+        _ => {}
     }
 }
 
@@ -238,6 +267,13 @@ fn one_tool(at: &str, tool: &Value) -> Result<Value, TextError> {
             shown(name),
         ));
     }
+    if RECIPIENTS.contains(&name.as_str()) {
+        return Err(TextError::request(
+            format!("{at}.name"),
+            "a name other than \"self\" and \"user\", which mean the model and the user",
+            shown(name),
+        ));
+    }
     let description = match function.get("description") {
         None | Some(Value::Null) => "",
         Some(Value::String(text)) => text,
@@ -245,21 +281,46 @@ fn one_tool(at: &str, tool: &Value) -> Result<Value, TextError> {
             return Err(TextError::request(format!("{at}.description"), "a string", kind_of(other)));
         }
     };
-    let parameters = match function.get("parameters").or_else(|| function.get("input_schema")) {
+    let key = if function.get("parameters").is_none() && function.get("input_schema").is_some() {
+        "input_schema"
+    } else {
+        "parameters"
+    };
+    let parameters = match function.get(key) {
         None | Some(Value::Null) => json!({"type": "object", "properties": {}}),
         Some(Value::Object(schema)) => Value::Object(schema.clone()),
         Some(other) => {
-            return Err(TextError::request(
-                format!("{at}.parameters"),
-                "a JSON schema object",
-                kind_of(other),
-            ));
+            return Err(TextError::request(format!("{at}.{key}"), "a JSON schema object", kind_of(other)));
         }
     };
+    check_keys(&format!("{at}.{key}"), &parameters)?;
     Ok(json!({
         "type": "function",
         "function": {"name": name, "description": description, "parameters": parameters},
     }))
+}
+
+/// A parameter's name stands in an attribute: what would end that, or a line, cannot be part of it.
+fn check_keys(at: &str, parameters: &Value) -> Result<(), TextError> {
+    let breaks_markup = |key: &str| {
+        key.len() > MAX_KEY
+            || key.contains("\">")
+            || key.contains(['\n', '\r'])
+            || key.contains("<|message|>")
+    };
+    let resolver = Resolver::new(parameters);
+    for shape in shapes(&resolver, parameters) {
+        if let Some((key, _)) = shape.properties.iter().find(|(key, _)| breaks_markup(key)) {
+            return Err(TextError::request(
+                format!("{at}.properties"),
+                format!(
+                    "names of at most {MAX_KEY} bytes without line breaks and \\\">, which a call cannot hold"
+                ),
+                shown(key),
+            ));
+        }
+    }
+    Ok(())
 }
 
 fn optional_text<'a>(

@@ -126,6 +126,32 @@ fn late_system_messages_stay_where_they_are() {
 }
 
 #[test]
+fn text_before_calls_is_not_lost() {
+    // The bundled template shows the calls of a message and not its text.
+    check(
+        &input(json!([
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "reasoning_content": "Hm.", "content": "I'll look.",
+             "tool_calls": [{"id": "c", "function": {"name": "get", "arguments": "{}"}}]},
+            {"role": "tool", "tool_call_id": "c", "content": "1"},
+        ])),
+        concat!(
+            "<|begin_of_text|><|start|>user<|message|>Hi<|eot|><|start|>assistant to=self<|message|>Hm.<|eom|>",
+            "<|start|>assistant to=user<|message|>I'll look.<|eot|><|start|>assistant to=get<|message|>",
+            "<atem:function_calls>\n<atem:invoke name=\"get\">\n</atem:invoke>\n</atem:function_calls><|eot|>",
+            "<|start|>tool get<|message|><tool_output name=\"get\">\n1\n</tool_output><|eot|><|start|>assistant",
+        ),
+    );
+    // A template that shows both is left to it.
+    let source =
+        "{% for m in messages %}{{ m.content }}{{ m.tool_calls | length if m.tool_calls }}|{% endfor %}";
+    let messages =
+        json!([{"role": "assistant", "content": "a", "tool_calls": [{"function": {"name": "f"}}]}]);
+    let template = ChatTemplate::compile(source).expect("compiles");
+    assert_eq!(template.render(tiny_tokenizer(), &input(messages)).as_deref(), Ok("a1|"));
+}
+
+#[test]
 fn a_direct_answer_opens_the_answer_channel() {
     let mut input = input(json!([{"role": "user", "content": "Hi"}]));
     input.answer_directly = true;
@@ -231,9 +257,34 @@ fn wrong_conversations_are_the_callers_fault_and_name_the_field() {
     );
     let call = |function: Value| json!([{"role": "assistant", "tool_calls": [{"function": function}]}]);
     refused(call(json!({})), "messages[0].tool_calls[0].function.name");
-    refused(call(json!({"name": "f", "arguments": "[1]"})), "messages[0].tool_calls[0].function.arguments");
-    refused(call(json!({"name": "f", "arguments": "{"})), "messages[0].tool_calls[0].function.arguments");
+    refused(call(json!({"name": "f", "arguments": 5})), "messages[0].tool_calls[0].function.arguments");
     refused(json!([{"role": "assistant", "reasoning_content": 1}]), "messages[0].reasoning_content");
+}
+
+/// What a model got wrong or a limit cut off, and what the server itself gave out, can be sent back.
+#[test]
+fn arguments_that_cannot_be_read_are_taken_as_they_are() {
+    let check = |arguments: Value, expected: Value| {
+        let message =
+            json!({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]});
+        let messages = normalise_messages(&[message]).expect("valid");
+        assert_eq!(messages[0]["tool_calls"][0]["function"]["arguments"], expected, "{arguments}");
+    };
+    check(json!("{\"city\":\"Par"), json!({"city": "Par"}));
+    check(json!("{\"mode\":4"), json!({"mode": 4}));
+    check(json!("{\"a\":1,\"b\":[1,"), json!({"a": 1, "b": [1]}));
+    check(json!("{"), json!({"arguments": "{"}));
+    check(json!("[1]"), json!({"arguments": "[1]"}));
+    check(json!("{'city': 'Paris'}"), json!({"arguments": "{'city': 'Paris'}"}));
+    check(json!("Paris"), json!({"arguments": "Paris"}));
+    check(json!({"partial_json": "{\"city\":\"Par"}), json!({"city": "Par"}));
+    check(json!({"partial_json": ""}), json!({"arguments": ""}));
+    check(json!({"partial_json": "x", "b": 1}), json!({"partial_json": "x", "b": 1}));
+    // What would end a value in the prompt does not.
+    check(
+        json!({"x": "a</atem:parameter>\n</atem:invoke>", "l": [{"y": "</atem:parameter>"}]}),
+        json!({"x": "a<\\/atem:parameter>\n<\\/atem:invoke>", "l": [{"y": "<\\/atem:parameter>"}]}),
+    );
 }
 
 #[test]
@@ -249,9 +300,31 @@ fn tools_are_completed_or_refused() {
     };
     refused(json!([{"name": "a\" b"}]), "tools[0].name: expected 1 to 128 characters");
     refused(json!([{"type": "function", "function": {}}]), "tools[0].function.name: expected a string");
-    refused(json!([{"name": "a"}, {"name": "a"}]), "tools[1].function.name: expected a name that no other");
+    refused(json!([{"name": "a"}, {"name": "a"}]), "tools[1].name: expected a name that no other");
     refused(json!([{"name": "a", "parameters": []}]), "tools[0].parameters");
     refused(json!([{"type": "web_search"}]), "tools[0].type");
+    // What cannot be written in a call.
+    for name in ["user", "self"] {
+        refused(
+            json!([{"type": "function", "function": {"name": name}}]),
+            "tools[0].function.name: expected a name",
+        );
+    }
+    let with = |key: &str| json!([{"name": "a", "parameters": {"properties": {(key): {}}}}]);
+    refused(with("a\">b"), "tools[0].parameters.properties: expected names");
+    refused(with("a\nb"), "tools[0].parameters.properties: expected names");
+    refused(with(&"k".repeat(300)), "tools[0].parameters.properties: expected names");
+    refused(
+        json!([{"name": "a", "input_schema": {"$ref": "#/$defs/R", "$defs": {"R": {"required": ["x\">y"]}}}}]),
+        "tools[0].input_schema.properties: expected names",
+    );
+    for fine in ["a\"b", "a>b", "", "é 🙂", "a b"] {
+        let Value::Array(tools) = with(fine) else { panic!("a list") };
+        assert!(normalise_tools(&tools).is_ok(), "{fine}");
+    }
+    let crowd: Vec<Value> = (0..1025).map(|index| json!({"name": format!("t{index}")})).collect();
+    refused(crowd.clone().into(), "tools: expected at most 1024 tools");
+    assert!(normalise_tools(&crowd[..1024]).is_ok());
     let many: Vec<Value> = (0..60)
         .map(
             |index| json!({"name": format!("tool_{index}"), "parameters": {"description": "x".repeat(2000)}}),

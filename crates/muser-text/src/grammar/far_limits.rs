@@ -3,7 +3,7 @@
 //! A string with a `maxLength` costs a state of the lexer for every length it can have, so each mask walks the vocabulary
 //! anew (0.1 ms with 200,000 tokens); without a limit all lengths share one state and the mask is a copy (1 µs). While a
 //! string is further from its limit than the longest token reaches, the limit cannot change a mask. So a schema is
-//! compiled twice, as it is and without its far limits, and [`QuoteDistance`] tells which of the two is to be asked.
+//! compiled twice, as it is and without its far limits, and [`Distance`] tells which of the two is to be asked.
 //!
 //! The invariant: a limit is left out only where nothing else is said about the string, so that there is never a text
 //! that the schema could not be completed from although the relaxed one can.
@@ -76,21 +76,33 @@ fn relax(schema: &mut Value, smallest: &mut u64) -> Option<()> {
     Some(())
 }
 
-/// Bytes since the last quotation mark that no backslash escapes: at least the length of the JSON string that is open.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct QuoteDistance {
+/// At least the length of the string that is open, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Distance {
     bytes: usize,
     escaped: bool,
+    /// A quotation mark begins or ends the string. Else strings are raw, and all of the text counts.
+    quoted: bool,
 }
 
-impl QuoteDistance {
+impl Distance {
+    /// In JSON: bytes since the last quotation mark that no backslash escapes.
+    pub(super) fn of_quotes() -> Distance {
+        Distance { bytes: 0, escaped: false, quoted: true }
+    }
+
+    /// In text whose strings have no quotation marks: all bytes so far.
+    pub(super) fn of_text() -> Distance {
+        Distance { bytes: 0, escaped: false, quoted: false }
+    }
+
     /// Takes more of the text.
     pub(super) fn push(&mut self, text: &[u8]) {
         for byte in text {
             self.bytes += 1;
             match byte {
                 b'\\' => self.escaped = !self.escaped,
-                b'"' if !self.escaped => self.bytes = 0,
+                b'"' if self.quoted && !self.escaped => self.bytes = 0,
                 _ => self.escaped = false,
             }
         }
@@ -143,7 +155,7 @@ mod tests {
     #[test]
     fn the_distance_is_from_the_last_real_quotation_mark() {
         let check = |text: &str, expected: usize| {
-            let mut distance = QuoteDistance::default();
+            let mut distance = Distance::of_quotes();
             for byte in text.as_bytes() {
                 distance.push(&[*byte]);
             }
@@ -155,5 +167,8 @@ mod tests {
         check(r#"{"a": "x\"yz"#, 5);
         check(r#"{"a": "x\\"}"#, 1);
         check(r#"{"a": "\\\"z"#, 5);
+        let mut raw = Distance::of_text();
+        raw.push(b"say \"x\"");
+        assert_eq!(raw.bytes(), 7);
     }
 }

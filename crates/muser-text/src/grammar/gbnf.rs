@@ -8,24 +8,22 @@
 //! Rules are renamed since Lark's names are narrower. What is beyond this subset is an error that names the line.
 
 use crate::error::TextError;
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::fmt::Write as _;
 
 /// The same grammar in Lark's notation.
 pub(crate) fn to_lark(source: &str) -> Result<String, TextError> {
-    let mut parser =
-        Parser { rest: source, source, rules: HashMap::new(), defined: Vec::new(), used: Vec::new() };
+    let mut parser = Parser { rest: source, source, rules: HashMap::new(), counted: Cell::new((0, 1)) };
     let body = parser.rules()?;
-    for (name, line) in &parser.used {
-        if !parser.defined.contains(name) {
-            return Err(error_at(*line, &format!("rule {name:?} is used but not defined")));
-        }
+    let undefined = parser.rules.iter().filter(|(_, rule)| !rule.defined).min_by_key(|(_, rule)| rule.line);
+    if let Some((name, rule)) = undefined {
+        return Err(error_at(rule.line, &format!("rule {name:?} is used but not defined")));
     }
-    let Some(root) = parser.rules.get("root").filter(|_| parser.defined.iter().any(|name| name == "root"))
-    else {
+    let Some(root) = parser.rules.get("root") else {
         return Err(TextError::Grammar { kind: KIND, what: "there is no rule \"root\"".to_owned() });
     };
-    Ok(format!("start: rule{root}\n{body}"))
+    Ok(format!("start: rule{}\n{body}", root.number))
 }
 
 const KIND: &str = "the GBNF grammar";
@@ -33,30 +31,37 @@ const KIND: &str = "the GBNF grammar";
 struct Parser<'a> {
     rest: &'a str,
     source: &'a str,
-    rules: HashMap<String, usize>,
-    defined: Vec<String>,
-    used: Vec<(String, usize)>,
+    rules: HashMap<&'a str, Rule>,
+    /// A place in the source and the line that it is on, so that lines are counted once.
+    counted: Cell<(usize, usize)>,
+}
+
+struct Rule {
+    number: usize,
+    /// Where it was first seen.
+    line: usize,
+    defined: bool,
 }
 
 fn error_at(line: usize, what: &str) -> TextError {
     TextError::Grammar { kind: KIND, what: format!("line {line}: {what}") }
 }
 
-impl Parser<'_> {
+impl<'a> Parser<'a> {
     fn rules(&mut self) -> Result<String, TextError> {
         let mut out = String::new();
         self.skip(true);
         while !self.rest.is_empty() {
             let name = self.name().ok_or_else(|| self.error("expected a rule's name"))?;
-            if self.defined.contains(&name) {
+            let rule = self.rule(name);
+            let number = rule.number;
+            if std::mem::replace(&mut rule.defined, true) {
                 return Err(self.error(&format!("rule {name:?} is defined twice")));
             }
             self.skip(false);
             if !self.take("::=") {
                 return Err(self.error("expected ::="));
             }
-            self.defined.push(name.clone());
-            let number = self.number_of(&name);
             self.skip(true);
             let alternatives = self.alternatives(0)?;
             // Writing to a string cannot fail.
@@ -112,9 +117,7 @@ impl Parser<'_> {
                         self.rest = before;
                         break;
                     }
-                    let line = self.line();
-                    self.used.push((name.clone(), line));
-                    format!("rule{}", self.number_of(&name))
+                    format!("rule{}", self.rule(name).number)
                 }
                 _ => break,
             };
@@ -199,20 +202,19 @@ impl Parser<'_> {
         Ok(out)
     }
 
-    fn name(&mut self) -> Option<String> {
+    fn name(&mut self) -> Option<&'a str> {
         let end = self.rest.find(|c: char| !(c.is_ascii_alphanumeric() || c == '-' || c == '_'));
-        let name = &self.rest[..end.unwrap_or(self.rest.len())];
+        let (name, rest) = self.rest.split_at(end.unwrap_or(self.rest.len()));
         if !name.starts_with(|c: char| c.is_ascii_alphabetic()) {
             return None;
         }
-        let name = name.to_owned();
-        self.rest = &self.rest[name.len()..];
+        self.rest = rest;
         Some(name)
     }
 
-    fn number_of(&mut self, name: &str) -> usize {
-        let next = self.rules.len();
-        *self.rules.entry(name.to_owned()).or_insert(next)
+    fn rule(&mut self, name: &'a str) -> &mut Rule {
+        let (number, line) = (self.rules.len(), self.line());
+        self.rules.entry(name).or_insert(Rule { number, line, defined: false })
     }
 
     fn take(&mut self, token: &str) -> bool {
@@ -239,12 +241,23 @@ impl Parser<'_> {
 
     fn line(&self) -> usize {
         let at = self.source.len() - self.rest.len();
-        self.source[..at].matches('\n').count() + 1
+        let (from, line) = self.counted.get();
+        // A name that begins the next rule is read twice.
+        let line = match at.checked_sub(from) {
+            Some(_) => line + newlines(&self.source[from..at]),
+            None => line - newlines(&self.source[at..from]),
+        };
+        self.counted.set((at, line));
+        line
     }
 
     fn error(&self, what: &str) -> TextError {
         error_at(self.line(), what)
     }
+}
+
+fn newlines(text: &str) -> usize {
+    text.bytes().filter(|byte| *byte == b'\n').count()
 }
 
 /// A character of a class, safe inside a regular expression.

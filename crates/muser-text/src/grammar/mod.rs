@@ -4,24 +4,29 @@
 //! from strangers), the translation of GBNF, and the part that knows messages: a grammar applies to the answer, or to the
 //! arguments of tool calls, and never to reasoning ([`TurnConstraint`]).
 
+mod cache;
+mod clean;
+mod compile;
 mod far_limits;
 mod gbnf;
+mod patterns;
+mod plan;
+mod raw_text;
 mod token_constraint;
 mod tool_calls;
 mod turn;
 
+pub use plan::{AnswerRule, LeftOut, TurnPlan, TurnRules, TurnStart};
 pub use token_constraint::TokenConstraint;
-pub use turn::{AnswerRule, TurnConstraint, TurnRules, TurnStart};
+pub use turn::TurnConstraint;
 
-use crate::error::{TextError, shown};
+use crate::error::TextError;
 use crate::{Specials, TokenKind, Tokenizer};
-use far_limits::QuoteDistance;
-use llguidance::api::TopLevelGrammar;
-use llguidance::{Matcher, ParserFactory};
+use cache::Cache;
+use llguidance::ParserFactory;
 use regex_syntax::hir::{Hir, HirKind};
 use serde_json::Value;
 use std::sync::Arc;
-use token_constraint::Relaxed;
 use toktrie::{InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
 
 /// What the text must follow.
@@ -37,6 +42,8 @@ pub enum Grammar {
     Gbnf(String),
     /// A regular expression for the whole text.
     Regex(String),
+    /// One of these texts.
+    Choice(Vec<String>),
 }
 
 /// Largest grammar or schema accepted, in bytes.
@@ -45,13 +52,21 @@ const MAX_GRAMMAR_BYTES: usize = 1 << 20;
 /// Deepest nesting of brackets accepted: parsers and compilers of grammars recurse.
 const MAX_NESTING: usize = 100;
 
-const JSON_SCHEMA: &str = "the JSON schema";
-
 /// Largest regular expression accepted, in characters and classes once repetitions are written out.
 const MAX_EXPANDED: u64 = 200_000;
 
-/// White space between the parts of JSON: bounded, so that a model cannot dwell in it.
-const JSON_SPACE: &str = "[ \\n\\t]{1,40}";
+/// Most alternatives that a schema may leave open at one place: properties that may come next, over all branches. Each
+/// costs time in every mask there.
+const MAX_WIDTH: usize = 256;
+
+/// White space between the parts of JSON: a space, or a line break with its indentation. More would only give a model
+/// room to dwell in.
+const JSON_SPACE: &str = " |\\n(?: {0,32}|\\t{0,8})";
+
+/// Our settings for the compiler of JSON schemas.
+fn compiler_settings(lenient: bool) -> Value {
+    serde_json::json!({"whitespace_pattern": JSON_SPACE, "coerce_one_of": true, "lenient": lenient})
+}
 
 /// Makes constraints for one vocabulary. Building it takes a fraction of a second for a large vocabulary: keep it.
 pub struct GrammarEngine {
@@ -60,8 +75,10 @@ pub struct GrammarEngine {
     longest_token_bytes: usize,
     /// Ordinary text and the end of a message: what reasoning may contain.
     reasoning: Vec<u32>,
-    /// Ordinary text and the end of the turn.
+    /// Ordinary text, the end of a message and the end of the turn.
     answer: Vec<u32>,
+    /// What was compiled lately.
+    cache: Cache,
 }
 
 impl std::fmt::Debug for GrammarEngine {
@@ -96,132 +113,20 @@ impl GrammarEngine {
                 text.allow_token(id);
             }
         }
-        let with = |extra: Option<u32>| {
+        let end_of_message = tokenizer.channels().map(|channels| channels.end_of_message);
+        let with = |extra: &[Option<u32>]| {
             let mut mask = text.clone();
-            if let Some(id) = extra {
-                mask.allow_token(id);
-            }
+            extra.iter().flatten().for_each(|id| mask.allow_token(*id));
             mask.as_slice().to_vec()
         };
-        let reasoning = with(tokenizer.channels().map(|channels| channels.end_of_message));
-        let answer = with(Some(end));
+        let reasoning = with(&[end_of_message]);
+        let answer = with(&[end_of_message, Some(end)]);
         let lengths =
             (0..tokenizer.vocab_size() as u32).filter_map(|id| tokenizer.token_bytes(id)).map(<[u8]>::len);
         let longest_token_bytes = lengths.max().unwrap_or(0);
-        Ok(GrammarEngine { tokenizer, factory, longest_token_bytes, reasoning, answer })
+        let cache = Cache::default();
+        Ok(GrammarEngine { tokenizer, factory, longest_token_bytes, reasoning, answer, cache })
     }
-
-    /// A constraint for a text that follows `grammar` from its first character on. A grammar that cannot be used is the
-    /// caller's fault, whatever is wrong with it.
-    pub fn constraint(&self, grammar: &Grammar) -> Result<TokenConstraint, TextError> {
-        let (kind, compiled) = compile(grammar)?;
-        let matcher = self.matcher(kind, compiled)?;
-        let relaxed = match grammar {
-            Grammar::JsonSchema(schema) => self.relaxed(kind, schema, |schema| {
-                json_schema(schema).ok().map(TopLevelGrammar::from_json_schema)
-            }),
-            _ => None,
-        };
-        Ok(TokenConstraint::new(kind, matcher, relaxed))
-    }
-
-    /// The matcher of a schema without its far limits, if it has such limits.
-    fn relaxed(
-        &self,
-        kind: &'static str,
-        schema: &Value,
-        compile: impl FnOnce(&Value) -> Option<TopLevelGrammar>,
-    ) -> Option<Relaxed> {
-        let (relaxed, limit_chars) = far_limits::without_far_limits(schema)?;
-        let matcher = self.matcher(kind, compile(&relaxed)?).ok()?;
-        Some(Relaxed {
-            matcher,
-            limit_chars,
-            tokenizer: Arc::clone(&self.tokenizer),
-            longest_token_bytes: self.longest_token_bytes,
-            distance: QuoteDistance::default(),
-        })
-    }
-
-    fn matcher(&self, kind: &'static str, grammar: TopLevelGrammar) -> Result<Matcher, TextError> {
-        let unusable = |what: String| TextError::Grammar { kind, what };
-        // The compiler is meant to return errors; a panic in it must not take the server down either.
-        let parser =
-            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.factory.create_parser(grammar)));
-        let parser = match parser {
-            Ok(Ok(parser)) => parser,
-            Ok(Err(error)) => return Err(unusable(first_line(&error))),
-            Err(_) => return Err(unusable("it cannot be compiled".to_owned())),
-        };
-        let mut matcher = Matcher::new(Ok(parser));
-        // A grammar that allows no text at all shows now and not in the middle of an answer.
-        matcher.compute_mask_or_eos().map_err(|error| unusable(first_line(&error)))?;
-        Ok(matcher)
-    }
-}
-
-fn compile(grammar: &Grammar) -> Result<(&'static str, TopLevelGrammar), TextError> {
-    let (kind, text) = match grammar {
-        Grammar::JsonSchema(_) | Grammar::JsonObject => (JSON_SCHEMA, None),
-        Grammar::Lark(text) => ("the Lark grammar", Some(text)),
-        Grammar::Gbnf(text) => ("the GBNF grammar", Some(text)),
-        Grammar::Regex(text) => ("the regular expression", Some(text)),
-    };
-    if let Some(text) = text {
-        check_text(kind, text)?;
-        if matches!(grammar, Grammar::Regex(_)) {
-            check_expanded(kind, text)?;
-        }
-    }
-    let compiled = match grammar {
-        Grammar::JsonObject => {
-            TopLevelGrammar::from_json_schema(json_schema(&serde_json::json!({"type": "object"}))?)
-        }
-        Grammar::JsonSchema(schema) => TopLevelGrammar::from_json_schema(json_schema(schema)?),
-        Grammar::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
-        Grammar::Gbnf(text) => TopLevelGrammar::from_lark(gbnf::to_lark(text)?),
-        Grammar::Regex(text) => TopLevelGrammar::from_regex(text),
-    };
-    Ok((kind, compiled))
-}
-
-/// A schema with our settings for the compiler, once its size is checked.
-fn json_schema(schema: &Value) -> Result<Value, TextError> {
-    check_schema(schema)?;
-    let mut schema = match schema {
-        Value::Object(fields) => fields.clone(),
-        // `true`: anything.
-        Value::Bool(true) => serde_json::Map::new(),
-        other => {
-            let what = format!("expected an object, found {}", shown(&other.to_string()));
-            return Err(TextError::Grammar { kind: JSON_SCHEMA, what });
-        }
-    };
-    // Explicitly no properties means none, as users of tools expect, and not any.
-    let no_properties =
-        schema.get("properties").and_then(Value::as_object).is_some_and(serde_json::Map::is_empty);
-    if no_properties && !schema.contains_key("patternProperties") {
-        schema.entry("additionalProperties").or_insert(Value::Bool(false));
-    }
-    schema.insert(
-        "x-guidance".to_owned(),
-        serde_json::json!({"whitespace_pattern": JSON_SPACE, "coerce_one_of": true}),
-    );
-    Ok(Value::Object(schema))
-}
-
-/// Size and nesting of a schema, and the regular expressions in it.
-fn check_schema(schema: &Value) -> Result<(), TextError> {
-    let unusable = |what: String| Err(TextError::Grammar { kind: JSON_SCHEMA, what });
-    let depth = depth_of(schema);
-    if depth > MAX_NESTING {
-        return unusable(format!("it is nested {depth} levels deep and may be {MAX_NESTING}"));
-    }
-    let len = schema.to_string().len();
-    if len > MAX_GRAMMAR_BYTES {
-        return unusable(format!("it has {len} bytes and may have {MAX_GRAMMAR_BYTES}"));
-    }
-    check_patterns(schema)
 }
 
 fn depth_of(value: &Value) -> usize {
@@ -232,37 +137,27 @@ fn depth_of(value: &Value) -> usize {
     }
 }
 
-/// Regular expressions inside a schema have the limits of those outside.
-fn check_patterns(schema: &Value) -> Result<(), TextError> {
-    match schema {
-        Value::Object(fields) => {
-            if let Some(Value::String(pattern)) = fields.get("pattern") {
-                check_text(JSON_SCHEMA, pattern)?;
-                check_expanded(JSON_SCHEMA, pattern)?;
-            }
-            fields.values().try_for_each(check_patterns)
-        }
-        Value::Array(items) => items.iter().try_for_each(check_patterns),
-        _ => Ok(()),
-    }
-}
-
-/// Size and nesting of a grammar's text. Counts all brackets, also those in literals: the bound is generous.
-fn check_text(kind: &'static str, text: &str) -> Result<(), TextError> {
-    let unusable = |what: String| Err(TextError::Grammar { kind, what });
-    if text.len() > MAX_GRAMMAR_BYTES {
-        return unusable(format!("it has {} bytes and may have {MAX_GRAMMAR_BYTES}", text.len()));
-    }
+/// Are brackets nested too deep for a parser that recurses? Counts all of them, also those in literals.
+fn nests_too_deep(text: &str) -> bool {
     let mut depth = 0_usize;
-    for byte in text.bytes() {
+    text.bytes().any(|byte| {
         match byte {
             b'(' | b'[' | b'{' => depth += 1,
             b')' | b']' | b'}' => depth = depth.saturating_sub(1),
             _ => {}
         }
-        if depth > MAX_NESTING {
-            return unusable(format!("it nests brackets more than {MAX_NESTING} levels deep"));
-        }
+        depth > MAX_NESTING
+    })
+}
+
+/// Size and nesting of a grammar's text.
+fn check_text(kind: &'static str, text: &str) -> Result<(), TextError> {
+    let unusable = |what: String| Err(TextError::Grammar { kind, what });
+    if text.len() > MAX_GRAMMAR_BYTES {
+        return unusable(format!("it has {} bytes and may have {MAX_GRAMMAR_BYTES}", text.len()));
+    }
+    if nests_too_deep(text) {
+        return unusable(format!("it nests brackets more than {MAX_NESTING} levels deep"));
     }
     Ok(())
 }
@@ -339,3 +234,8 @@ impl TokenizerEnv for VocabularyEnv {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+#[expect(clippy::needless_pass_by_value, reason = "JSON literals read better by value")]
+mod tool_tests;
+#[cfg(test)]
+mod turn_tests;

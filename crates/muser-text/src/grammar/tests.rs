@@ -1,17 +1,17 @@
 use super::*;
+use crate::normalise_tools;
 use crate::test_support::tiny_tokenizer;
-use crate::{Markers, OutputDecoder, OutputEvent, OutputOptions, normalise_tools};
 use serde_json::json;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-fn engine() -> Arc<GrammarEngine> {
+pub(super) fn engine() -> Arc<GrammarEngine> {
     static ENGINE: LazyLock<Arc<GrammarEngine>> =
         LazyLock::new(|| Arc::new(GrammarEngine::new(tiny_tokenizer().clone()).expect("builds")));
     ENGINE.clone()
 }
 
-fn allows(mask: &[u32], id: u32) -> bool {
+pub(super) fn allows(mask: &[u32], id: u32) -> bool {
     mask[id as usize / 32] >> (id % 32) & 1 == 1
 }
 
@@ -183,12 +183,80 @@ fn hostile_grammars_end_soon() {
     }
 }
 
+/// Grammars from strangers, as large as they may be: translated in one pass, refused at the door or quick at each token.
+#[test]
+fn large_grammars_are_refused_or_quick() {
+    let object = |keys: usize| {
+        let properties: serde_json::Map<String, Value> =
+            (0..keys).map(|key| (format!("key_{key}"), json!({"type": "integer"}))).collect();
+        json!({"type": "object", "properties": properties, "additionalProperties": false})
+    };
+    let branches = |count: usize| {
+        let branch = |index: usize| {
+            json!({"type": "object", "properties": {(format!("k{index}")): {"const": index}},
+            "required": [format!("k{index}")], "additionalProperties": false})
+        };
+        json!({"anyOf": (0..count).map(branch).collect::<Vec<_>>()})
+    };
+    let words = |count: usize| (0..count).map(|index| format!("word number {index}")).collect::<Vec<_>>();
+    let chain = |rules: usize| {
+        let lines: Vec<String> = (0..rules).map(|rule| format!("r{rule} ::= \"a\" r{}", rule + 1)).collect();
+        format!("root ::= r0\n{}\nr{rules} ::= \"b\"", lines.join("\n"))
+    };
+    let cases = [
+        ("an object of 255 optional properties", Grammar::JsonSchema(object(255)), true, "{\"key_200\": 5}"),
+        ("an object of 2,000 optional properties", Grammar::JsonSchema(object(2000)), false, ""),
+        ("128 branches", Grammar::JsonSchema(branches(100)), true, "{\"k7\": 7}"),
+        ("3,000 branches", Grammar::JsonSchema(branches(3000)), false, ""),
+        ("an enum of 5,000", Grammar::JsonSchema(json!({"enum": words(5000)})), true, "\"word number 4321\""),
+        ("5,000 choices", Grammar::Choice(words(5000)), true, "word number 4321"),
+        (
+            "500,000 references",
+            Grammar::Gbnf(format!("root ::= {}\nr ::= \"a\"", "r ".repeat(500_000))),
+            false,
+            "",
+        ),
+        ("60,000 rules", Grammar::Gbnf(chain(60_000)), false, ""),
+        ("9,900 rules", Grammar::Gbnf(chain(9_900)), true, "aaa"),
+        (
+            "9,900 rules of Lark",
+            Grammar::Lark(chain(9_900).replace(" ::=", ":").replace("root:", "start:")),
+            true,
+            "aaa",
+        ),
+    ];
+    for (name, grammar, usable, text) in cases {
+        let start = Instant::now();
+        let made = engine().constraint(&grammar);
+        println!("{name}: compiled in {:?}", start.elapsed());
+        // Far less than what a stranger could cost with a quadratic pass; the bound is for a busy machine.
+        assert!(start.elapsed() < Duration::from_secs(20), "{name}: {:?}", start.elapsed());
+        let Ok(mut constraint) = made else {
+            assert!(!usable, "{name}");
+            continue;
+        };
+        assert!(usable, "{name}");
+        let mut longest = Duration::ZERO;
+        for id in tiny_tokenizer().encode(text, Specials::Plain) {
+            let start = Instant::now();
+            let mask = constraint.mask().expect("a mask");
+            longest = longest.max(start.elapsed());
+            assert!(allows(&mask, id), "{name}");
+            constraint.commit(id).expect("allowed");
+        }
+        println!("{name}: longest mask {longest:?}");
+        assert!(longest < Duration::from_secs(1), "{name}: {longest:?}");
+    }
+}
+
 /// Follows `text` and checks at each token that the constraint says what the schema itself says. Where it stops.
 fn follow_exactly(schema: &Value, text: &str) -> usize {
     let tokenizer = tiny_tokenizer();
     let grammar = Grammar::JsonSchema(schema.clone());
-    let (kind, compiled) = compile(&grammar).expect("usable");
-    let mut exact = engine().matcher(kind, compiled).expect("usable");
+    let mut document = compile::answer_document(schema).expect("usable");
+    document["x-guidance"] = compiler_settings(false);
+    let compiled = llguidance::api::TopLevelGrammar::from_json_schema(document);
+    let mut exact = engine().matcher(compile::JSON_SCHEMA, compiled).expect("usable");
     let mut constraint = engine().constraint(&grammar).expect("usable");
     let mut at = 0;
     for id in tokenizer.encode(text, Specials::Plain) {
@@ -241,7 +309,7 @@ fn long_strings_cost_little() {
         " to=f<|message|><atem:function_calls>\n<atem:invoke name=\"f\">\n<atem:parameter name=\"texts\">[\"{}",
         "word and ".repeat(100)
     );
-    let mut constraint = TurnConstraint::new(engine(), rules).expect("usable");
+    let mut constraint = TurnConstraint::new(engine(), &rules).expect("usable");
     let mut times = Vec::new();
     for id in tiny_tokenizer().encode(&text, Specials::Parse) {
         let start = Instant::now();
@@ -253,173 +321,4 @@ fn long_strings_cost_little() {
     times.sort();
     // Typically a microsecond; the bound is for a busy machine.
     assert!(times[times.len() / 2] < Duration::from_micros(100), "{:?}", times[times.len() / 2]);
-}
-
-fn tools() -> Vec<Value> {
-    normalise_tools(&[
-        json!({"name": "get_weather", "parameters": {"type": "object", "required": ["city", "unit"], "properties": {
-            "city": {"type": "string"}, "days": {"type": "integer"}, "unit": {"enum": ["C", "F"]},
-            "places": {"type": "array", "items": {"type": "string"}}}}}),
-        json!({"name": "get", "parameters": {"type": "object", "properties": {}}}),
-    ])
-    .expect("valid")
-}
-
-/// How far output with markers follows the rules: `Ok(has the turn ended?)`, or what was written until then.
-fn follow_turn(rules: &TurnRules, output: &str) -> Result<bool, String> {
-    let tokenizer = tiny_tokenizer();
-    let mut constraint = TurnConstraint::new(engine(), rules.clone()).expect("usable rules");
-    let ids = tokenizer.encode(output, Specials::Parse);
-    for (index, &id) in ids.iter().enumerate() {
-        let allowed = allows(&constraint.mask().expect("a mask"), id);
-        let committed = constraint.commit(id);
-        // Tokens of grammars are only checked by the mask; the structure by both.
-        if !allowed {
-            return Err(tokenizer.decode(&ids[..index], Markers::Show));
-        }
-        committed.expect("what the mask allows can be committed");
-    }
-    Ok(constraint.is_done())
-}
-
-const THOUGHT: &str = " to=self<|message|>Hm, {\"not\": json}.<|eom|><|start|>assistant";
-const CALL: &str = concat!(
-    " to=get_weather<|message|><atem:function_calls>\n<atem:invoke name=\"get_weather\">\n",
-    "<atem:parameter name=\"city\">Paris <b></atem:parameter>\n<atem:parameter name=\"days\">2</atem:parameter>\n",
-    "<atem:parameter name=\"unit\">C</atem:parameter>\n<atem:parameter name=\"places\">[\"a\", \"b\"]</atem:parameter>\n",
-    "</atem:invoke>\n</atem:function_calls>"
-);
-
-#[test]
-fn the_answer_follows_the_schema_and_reasoning_is_free() {
-    let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]});
-    let rules =
-        TurnRules { answer: AnswerRule::Grammar(Grammar::JsonSchema(schema)), ..TurnRules::default() };
-    assert_eq!(follow_turn(&rules, &format!("{THOUGHT} to=user<|message|>{{\"a\": 1}}<|eot|>")), Ok(true));
-    assert_eq!(follow_turn(&rules, " to=user<|message|>{\"a\": 1}<|eot|>"), Ok(true));
-    let wrong = format!("{THOUGHT} to=user<|message|>Sure");
-    assert_eq!(follow_turn(&rules, &wrong), Err(format!("{THOUGHT} to=user<|message|>")));
-    // Neither reasoning nor an unfinished answer may end the turn, and there is nobody else to write to.
-    assert_eq!(follow_turn(&rules, " to=self<|message|>x<|eot|>"), Err(" to=self<|message|>x".into()));
-    assert_eq!(
-        follow_turn(&rules, " to=user<|message|>{\"a\"<|eot|>"),
-        Err(" to=user<|message|>{\"a\"".into())
-    );
-    assert!(follow_turn(&rules, " to=get<|message|>").is_err());
-    assert!(follow_turn(&rules, "Hello").is_err());
-    let direct = TurnRules { start: TurnStart::Answer, ..rules };
-    assert_eq!(follow_turn(&direct, "{\"a\": 1}<|eot|>"), Ok(true));
-    assert!(follow_turn(&direct, " to=user<|message|>").is_err());
-}
-
-#[test]
-fn a_fork_goes_its_own_way() {
-    let engine = engine();
-    let rules = TurnRules {
-        start: TurnStart::Answer,
-        answer: AnswerRule::Grammar(Grammar::Regex("ab*c|xyz".into())),
-        ..TurnRules::default()
-    };
-    let id = |text: &str| engine.tokenizer.vocabulary().find(text.as_bytes()).expect("one byte");
-    let mut turn = TurnConstraint::new(Arc::clone(&engine), rules).expect("good");
-    let mut fork = turn.fork();
-    assert_eq!(fork.mask().expect("a mask"), turn.mask().expect("a mask"));
-    for byte in ["x", "y", "z"] {
-        assert!(allows(&fork.mask().expect("a mask"), id(byte)));
-        fork.commit(id(byte)).expect("allowed");
-    }
-    // The first one is where it was, and so is a fork of it after that.
-    assert!(allows(&turn.mask().expect("a mask"), id("a")));
-    turn.commit(id("a")).expect("allowed");
-    let mut fork = turn.fork();
-    assert!(
-        allows(&fork.mask().expect("a mask"), id("b")) && !allows(&fork.mask().expect("a mask"), id("y"))
-    );
-    fork.commit(id("c")).expect("allowed");
-    assert!(!allows(&fork.mask().expect("a mask"), id("b")));
-    assert!(allows(&turn.mask().expect("a mask"), id("b")));
-}
-
-#[test]
-fn calls_follow_their_schemas() {
-    let rules = TurnRules { tools: tools(), ..TurnRules::default() };
-    assert_eq!(follow_turn(&rules, &format!("{CALL}<|eot|>")), Ok(true));
-    assert_eq!(follow_turn(&rules, &format!("{THOUGHT}{CALL}<|eot|>")), Ok(true));
-    let less = CALL.replace("<atem:parameter name=\"days\">2</atem:parameter>\n", "");
-    assert_eq!(follow_turn(&rules, &format!("{less}<|eot|>")), Ok(true));
-    let empty = " to=get<|message|><atem:function_calls>\n<atem:invoke name=\"get\">\n</atem:invoke>\n</atem:function_calls>";
-    assert_eq!(follow_turn(&rules, &format!("{empty}<|eot|>")), Ok(true));
-    for wrong in [
-        CALL.replace(">2<", ">two<"),
-        CALL.replace(">C<", ">K<"),
-        CALL.replace("name=\"city\"", "name=\"town\""),
-        CALL.replace("name=\"get_weather\"", "name=\"get\""),
-        CALL.replace("<atem:parameter name=\"unit\">C</atem:parameter>\n", ""),
-        empty.replace("</atem:invoke>", "<atem:parameter name=\"x\">1</atem:parameter></atem:invoke>"),
-        CALL.replace("</atem:function_calls>", ""),
-    ] {
-        assert!(follow_turn(&rules, &format!("{wrong}<|eot|>")).is_err(), "{wrong}");
-    }
-    // A free answer is free.
-    assert_eq!(follow_turn(&rules, " to=user<|message|>Hi<|eot|>"), Ok(true));
-}
-
-#[test]
-fn what_the_grammar_allows_is_parsed_as_the_call() {
-    let tokenizer = tiny_tokenizer();
-    let options = OutputOptions { tools: tools(), ..OutputOptions::default() };
-    let mut decoder = OutputDecoder::new(tokenizer.clone(), &options).expect("valid");
-    let mut events = Vec::new();
-    for id in tokenizer.encode(CALL, Specials::Parse) {
-        events.extend(decoder.push(id));
-    }
-    let arguments = events.into_iter().find_map(|event| match event {
-        OutputEvent::ToolCallEnd { arguments, .. } => Some(arguments),
-        _ => None,
-    });
-    let expected = r#"{"city":"Paris <b>","days":2,"unit":"C","places":["a", "b"]}"#;
-    assert_eq!(arguments.as_deref(), Some(expected));
-}
-
-#[test]
-fn choices_of_tools_are_enforced() {
-    let required = TurnRules {
-        tools: tools(),
-        answer: AnswerRule::Forbidden,
-        parallel_calls: true,
-        ..TurnRules::default()
-    };
-    assert!(follow_turn(&required, " to=user<|message|>").is_err());
-    assert_eq!(follow_turn(&required, &format!("{CALL}<|eom|><|start|>assistant{CALL}<|eot|>")), Ok(true));
-    assert!(follow_turn(&required, &format!("{CALL}<|eom|><|start|>assistant to=user<|message|>")).is_err());
-    let single = TurnRules { parallel_calls: false, ..required.clone() };
-    assert_eq!(follow_turn(&single, &format!("{CALL}<|eom|>")), Err(CALL.into()));
-    let named = TurnRules { tools: tools()[1..].to_vec(), ..required };
-    assert!(follow_turn(&named, CALL).is_err());
-    let none = TurnRules { answer: AnswerRule::Forbidden, ..TurnRules::default() };
-    assert!(TurnConstraint::new(engine(), none).expect_err("nothing is left").is_request_fault());
-}
-
-#[test]
-fn many_large_tools_are_accepted() {
-    let many: Vec<Value> = (0..60)
-        .map(|index| {
-            let properties: serde_json::Map<String, Value> = (0..20)
-                .map(|key| (format!("key_{key}"), json!({"type": "integer", "description": "x".repeat(100)})))
-                .collect();
-            json!({"name": format!("tool_{index}"), "parameters": {"type": "object", "properties": properties}})
-        })
-        .collect();
-    let rules = TurnRules { tools: normalise_tools(&many).expect("valid"), ..TurnRules::default() };
-    assert!(serde_json::to_string(&rules.tools).expect("JSON").len() > 100_000);
-    assert!(TurnConstraint::new(engine(), rules).is_ok());
-}
-
-#[test]
-fn a_bad_tool_schema_names_the_tool() {
-    let tool =
-        json!({"name": "broken", "parameters": {"properties": {"x": {"type": "integer", "minimum": "a"}}}});
-    let rules = TurnRules { tools: normalise_tools(&[tool]).expect("valid"), ..TurnRules::default() };
-    let error = TurnConstraint::new(engine(), rules).expect_err("unusable");
-    assert!(error.is_request_fault() && error.to_string().contains("broken"), "{error}");
 }

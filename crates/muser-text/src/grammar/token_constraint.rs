@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use llguidance::Matcher;
 
-use super::far_limits::QuoteDistance;
+use super::far_limits::Distance;
 use super::first_line;
 use crate::Tokenizer;
 use crate::error::TextError;
@@ -31,7 +31,7 @@ pub(super) struct Relaxed {
     /// Length of the vocabulary's longest token.
     pub(super) longest_token_bytes: usize,
     /// How long the open string may be so far.
-    pub(super) distance: QuoteDistance,
+    pub(super) distance: Distance,
 }
 
 impl std::fmt::Debug for TokenConstraint {
@@ -69,14 +69,23 @@ impl TokenConstraint {
         Ok(())
     }
 
-    /// A copy that goes on by itself.
+    /// A copy that goes on by itself, soon to be dropped: it shares the lexer's tables.
     pub(super) fn fork(&self) -> TokenConstraint {
+        self.copy(Matcher::clone)
+    }
+
+    /// A copy for another text, with tables of its own.
+    pub(super) fn deep_copy(&self) -> TokenConstraint {
+        self.copy(Matcher::deep_clone)
+    }
+
+    fn copy(&self, copy: fn(&Matcher) -> Matcher) -> TokenConstraint {
         let relaxed = self.relaxed.as_ref().map(|relaxed| Relaxed {
-            matcher: relaxed.matcher.clone(),
+            matcher: copy(&relaxed.matcher),
             tokenizer: Arc::clone(&relaxed.tokenizer),
             ..*relaxed
         });
-        TokenConstraint { matcher: self.matcher.clone(), relaxed, kind: self.kind }
+        TokenConstraint { matcher: copy(&self.matcher), relaxed, kind: self.kind }
     }
 
     /// May the text end here?

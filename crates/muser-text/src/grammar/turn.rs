@@ -4,57 +4,19 @@
 //! before there is what was asked for), the answer by its grammar, and the arguments of calls by their tools' schemas.
 //! Tokens of headers follow from the allowed header texts; a grammar works only inside bodies, from their first token.
 
-use super::{Grammar, GrammarEngine, TokenConstraint, tool_calls};
+use super::plan::{PlannedAnswer, TurnPlan, TurnRules, TurnStart};
+use super::{GrammarEngine, TokenConstraint};
 use crate::error::TextError;
 use crate::{ChannelTokens, TokenKind};
-use llguidance::api::TopLevelGrammar;
-use serde_json::Value;
 use std::sync::Arc;
-
-/// What the answer may be.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub enum AnswerRule {
-    /// Any text.
-    #[default]
-    Free,
-    /// Text that follows a grammar.
-    Grammar(Grammar),
-    /// No answer: the turn must be a call.
-    Forbidden,
-}
-
-/// Where generation begins.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum TurnStart {
-    /// After `<|start|>assistant`.
-    #[default]
-    Header,
-    /// In the answer: the prompt opened it, or there are no messages at all.
-    Answer,
-}
-
-/// Rules of a turn.
-#[derive(Clone, Debug, Default)]
-pub struct TurnRules {
-    /// Where generation begins.
-    pub start: TurnStart,
-    /// Rule of the answer.
-    pub answer: AnswerRule,
-    /// The tools that may be called, as [`crate::normalise_tools`] gives them; none is an empty list.
-    pub tools: Vec<Value>,
-    /// May more than one call be made?
-    pub parallel_calls: bool,
-}
 
 /// Follows one turn. [`Self::mask`] and [`Self::commit`] take turns.
 pub struct TurnConstraint {
-    engine: Arc<GrammarEngine>,
-    channels: Option<ChannelTokens>,
-    end: u32,
-    answer: AnswerRule,
-    tools: Vec<(String, Value)>,
-    parallel_calls: bool,
-    calls: usize,
+    plan: Arc<TurnPlan>,
+    /// Tokens so far.
+    used: usize,
+    /// No answer may follow: one that follows a grammar is there, or would have to wait for what calls give.
+    answered: bool,
     state: State,
 }
 
@@ -68,104 +30,86 @@ impl std::fmt::Debug for TurnConstraint {
 enum State {
     /// `<|start|>` must come.
     Opening,
-    /// In a header. `opened`: after `<|start|>`, so that the role is part of it.
-    Header {
-        opened: bool,
-        text: Vec<u8>,
-    },
+    /// In a header.
+    Header(Header),
     Reasoning,
     FreeAnswer,
     Answer(Box<TokenConstraint>),
     Call(Box<TokenConstraint>),
+    /// The turn is over but for its last token.
+    Ending,
     Ended,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Header {
+    /// After `<|start|>`, so that the role is part of it.
+    opened: bool,
+    text: Vec<u8>,
+    /// Decided where it begins, so that what was begun can be finished.
+    may_reason: bool,
+}
+
+/// Whom a message is for.
+#[derive(Clone, Copy, Debug)]
+enum Recipient {
+    Itself,
+    User,
+    /// The tool with this index.
+    Tool(usize),
 }
 
 const SELF: &str = "self";
 const USER: &str = "user";
 
 impl TurnConstraint {
-    /// A constraint for one turn. All grammars of the rules are compiled once, so that a bad one shows here.
-    pub fn new(engine: Arc<GrammarEngine>, rules: TurnRules) -> Result<TurnConstraint, TextError> {
-        let channels = engine.tokenizer.channels();
-        let header = rules.start == TurnStart::Header;
-        if header && channels.is_none() {
-            return Err(TextError::vocabulary(
-                "tokenizer.ggml.tokens",
-                "the markers <|start|>, <|message|>, <|eom|> and <|eot|>",
-                "a vocabulary without them",
-            ));
+    /// A constraint for one turn. All grammars of the rules are compiled here, so that a bad one shows.
+    pub fn new(engine: Arc<GrammarEngine>, rules: &TurnRules) -> Result<TurnConstraint, TextError> {
+        Ok(TurnConstraint::begin(Arc::new(TurnPlan::new(engine, rules)?)))
+    }
+
+    pub(super) fn begin(plan: Arc<TurnPlan>) -> TurnConstraint {
+        let mut constraint = TurnConstraint { plan, used: 0, answered: false, state: State::Opening };
+        match constraint.plan.start {
+            TurnStart::Header => constraint.open_header(false),
+            TurnStart::Answer => constraint.open_body(Recipient::User),
         }
-        let tools: Vec<(String, Value)> = rules
-            .tools
-            .iter()
-            .filter_map(|tool| {
-                let function = tool.get("function").unwrap_or(tool);
-                let parameters = function.get("parameters").cloned().unwrap_or(Value::Null);
-                Some((function.get("name")?.as_str()?.to_owned(), parameters))
-            })
-            .collect();
-        if rules.answer == AnswerRule::Forbidden && (tools.is_empty() || !header) {
-            return Err(TextError::request("tool_choice", "tools to choose from", "none"));
-        }
-        let Some(end) = channels.map(|channels| channels.end_of_turn).or(engine.tokenizer.eos()) else {
-            return Err(TextError::vocabulary(
-                "tokenizer.ggml.eos_token_id",
-                "a token that ends text",
-                "no such key",
-            ));
-        };
-        for (name, parameters) in &tools {
-            call_constraint(&engine, name, parameters)?;
-        }
-        if let AnswerRule::Grammar(grammar) = &rules.answer {
-            engine.constraint(grammar)?;
-        }
-        let mut constraint = TurnConstraint {
-            engine,
-            channels,
-            end,
-            answer: rules.answer,
-            tools,
-            parallel_calls: rules.parallel_calls,
-            calls: 0,
-            state: State::Header { opened: false, text: Vec::new() },
-        };
-        if !header {
-            constraint.open_answer()?;
-        }
-        Ok(constraint)
+        constraint
     }
 
     /// The tokens that may come next: bit `i % 32` of word `i / 32` is token `i`.
     pub fn mask(&mut self) -> Result<Vec<u32>, TextError> {
+        let goes_on = self.may_go_on();
+        let plan = &self.plan;
+        let (start, message) =
+            (plan.channels.map(|channels| channels.start), plan.channels.map(|channels| channels.message));
+        let end_of_message = plan.channels.map(|channels| channels.end_of_message);
         let mut ids = Vec::new();
         match &mut self.state {
-            State::Reasoning => return Ok(self.engine.reasoning.clone()),
-            State::FreeAnswer => return Ok(self.engine.answer.clone()),
-            State::Answer(constraint) => return constraint.mask(),
-            State::Call(constraint) => {
+            State::Reasoning if plan.may_reason(self.used) => return Ok(plan.engine.reasoning.clone()),
+            State::Reasoning => ids.extend(end_of_message),
+            State::FreeAnswer => return Ok(plan.engine.answer.clone()),
+            State::Answer(constraint) | State::Call(constraint) => {
                 let mut mask = constraint.mask()?;
-                if let Some(channels) = self.channels.filter(|_| self.parallel_calls && constraint.can_end())
-                {
-                    allow(&mut mask, channels.end_of_message);
+                if let Some(id) = end_of_message.filter(|_| goes_on && constraint.can_end()) {
+                    allow(&mut mask, id);
                 }
                 return Ok(mask);
             }
-            State::Ended => ids.push(self.end),
-            State::Opening => ids.extend(self.channels.map(|channels| channels.start)),
-            State::Header { .. } => {}
-        }
-        if let State::Header { opened, text } = &self.state {
-            for (header, _) in self.headers(*opened) {
-                let Some(rest) = header.as_bytes().strip_prefix(text.as_slice()) else { continue };
-                if rest.is_empty() {
-                    ids.extend(self.channels.map(|channels| channels.message));
+            State::Ending | State::Ended => ids.push(plan.end),
+            State::Opening => ids.extend(start),
+            State::Header(header) => {
+                let vocabulary = plan.engine.tokenizer.vocabulary();
+                for (text, _) in plan.headers(header, self.answered) {
+                    let Some(rest) = text.as_bytes().strip_prefix(header.text.as_slice()) else { continue };
+                    if rest.is_empty() {
+                        ids.extend(message);
+                    }
+                    ids.extend((1..=rest.len()).filter_map(|len| vocabulary.find(&rest[..len])));
                 }
-                let vocabulary = self.engine.tokenizer.vocabulary();
-                ids.extend((1..=rest.len()).filter_map(|len| vocabulary.find(&rest[..len])));
             }
         }
-        let mut mask = vec![0; self.engine.tokenizer.vocab_size().div_ceil(32)];
+        let mut mask = vec![0; plan.engine.tokenizer.vocab_size().div_ceil(32)];
         for id in ids {
             allow(&mut mask, id);
         }
@@ -174,45 +118,49 @@ impl TurnConstraint {
 
     /// Takes the token that was chosen. One that the mask does not allow is an error.
     pub fn commit(&mut self, id: u32) -> Result<(), TextError> {
-        let is =
-            |marker: fn(ChannelTokens) -> u32| self.channels.is_some_and(|channels| marker(channels) == id);
-        let (is_start, is_message) = (is(|channels| channels.start), is(|channels| channels.message));
-        let is_end_of_message = is(|channels| channels.end_of_message);
-        let is_end = id == self.end;
-        let is_text = self.engine.tokenizer.token_kind(id) == Some(TokenKind::Normal);
+        let plan = Arc::clone(&self.plan);
+        let is = |marker: fn(ChannelTokens) -> u32| plan.channels.is_some_and(|found| marker(found) == id);
+        let (is_start, is_message) = (is(|found| found.start), is(|found| found.message));
+        let is_end_of_message = is(|found| found.end_of_message);
+        let is_end = id == plan.end;
+        let is_text = plan.engine.tokenizer.token_kind(id) == Some(TokenKind::Normal);
+        let goes_on = self.may_go_on();
+        self.used += 1;
         match &mut self.state {
-            State::Opening if is_start => self.state = State::Header { opened: true, text: Vec::new() },
-            State::Header { opened, text } if is_message => {
-                let (opened, text) = (*opened, std::mem::take(text));
-                let headers = self.headers(opened);
-                let Some((_, recipient)) = headers.iter().find(|(header, _)| header.as_bytes() == text)
-                else {
-                    return Err(not_allowed(id));
-                };
-                let recipient = recipient.clone();
-                self.open_body(&recipient)?;
+            State::Opening if is_start => self.open_header(true),
+            State::Header(header) if is_message => {
+                let headers = plan.headers(header, self.answered);
+                let found = headers.iter().find(|(text, _)| text.as_bytes() == header.text);
+                let Some((_, recipient)) = found else { return Err(not_allowed(id)) };
+                let recipient = *recipient;
+                self.open_body(recipient);
             }
-            State::Header { opened, text } if is_text => {
-                text.extend_from_slice(self.engine.tokenizer.token_bytes(id).unwrap_or_default());
-                let (opened, text) = (*opened, text.clone());
-                if !self.headers(opened).iter().any(|(header, _)| header.as_bytes().starts_with(&text)) {
+            State::Header(header) if is_text => {
+                header.text.extend_from_slice(plan.engine.tokenizer.token_bytes(id).unwrap_or_default());
+                let headers = plan.headers(header, self.answered);
+                if !headers.iter().any(|(text, _)| text.as_bytes().starts_with(&header.text)) {
                     return Err(not_allowed(id));
                 }
             }
             State::Reasoning if is_end_of_message => self.state = State::Opening,
             State::Reasoning | State::FreeAnswer if is_text => {}
-            State::FreeAnswer if is_end => self.state = State::Ended,
-            State::Answer(constraint) if is_end => {
-                if !constraint.can_end() {
-                    return Err(not_allowed(id));
-                }
-                self.state = State::Ended;
+            State::FreeAnswer | State::Ending if is_end => self.state = State::Ended,
+            // The model would go on, but there is nobody to write to.
+            State::FreeAnswer if is_end_of_message => {
+                self.state = if goes_on { State::Opening } else { State::Ending };
             }
-            State::Call(constraint) if is_end || (is_end_of_message && self.parallel_calls) => {
+            State::Answer(constraint) if is_end || (is_end_of_message && goes_on) => {
                 if !constraint.can_end() {
                     return Err(not_allowed(id));
                 }
-                self.calls += 1;
+                self.answered = true;
+                self.state = if is_end { State::Ended } else { State::Opening };
+            }
+            State::Call(constraint) if is_end || (is_end_of_message && goes_on) => {
+                if !constraint.can_end() {
+                    return Err(not_allowed(id));
+                }
+                self.answered |= matches!(plan.answer, PlannedAnswer::Grammar(_));
                 self.state = if is_end { State::Ended } else { State::Opening };
             }
             State::Answer(constraint) | State::Call(constraint) if is_text => constraint.commit(id)?,
@@ -227,23 +175,15 @@ impl TurnConstraint {
     pub fn fork(&self) -> TurnConstraint {
         let state = match &self.state {
             State::Opening => State::Opening,
-            State::Header { opened, text } => State::Header { opened: *opened, text: text.clone() },
+            State::Header(header) => State::Header(header.clone()),
             State::Reasoning => State::Reasoning,
             State::FreeAnswer => State::FreeAnswer,
             State::Answer(constraint) => State::Answer(Box::new(constraint.fork())),
             State::Call(constraint) => State::Call(Box::new(constraint.fork())),
+            State::Ending => State::Ending,
             State::Ended => State::Ended,
         };
-        TurnConstraint {
-            engine: Arc::clone(&self.engine),
-            channels: self.channels,
-            end: self.end,
-            answer: self.answer.clone(),
-            tools: self.tools.clone(),
-            parallel_calls: self.parallel_calls,
-            calls: self.calls,
-            state,
-        }
+        TurnConstraint { plan: Arc::clone(&self.plan), state, ..*self }
     }
 
     /// Has the turn ended?
@@ -251,60 +191,54 @@ impl TurnConstraint {
         matches!(self.state, State::Ended)
     }
 
-    /// The headers that may be written now, with their recipients.
-    fn headers(&self, opened: bool) -> Vec<(String, String)> {
-        let mut recipients = vec![SELF];
-        // After a call there is no answer in the same turn.
-        if self.answer != AnswerRule::Forbidden && self.calls == 0 {
-            recipients.push(USER);
+    /// May another message follow this one?
+    fn may_go_on(&self) -> bool {
+        match self.state {
+            State::Call(_) => self.plan.parallel_calls,
+            // Without tools an answer is the end of a turn.
+            _ => !self.plan.tools.is_empty() && self.plan.start == TurnStart::Header,
         }
-        recipients.extend(self.tools.iter().map(|(name, _)| name.as_str()));
-        let role = if opened { "assistant" } else { "" };
-        recipients
-            .into_iter()
-            .map(|recipient| (format!("{role} to={recipient}"), recipient.to_owned()))
-            .collect()
     }
 
-    fn open_body(&mut self, recipient: &str) -> Result<(), TextError> {
-        match recipient {
-            SELF => self.state = State::Reasoning,
-            USER => self.open_answer()?,
-            tool => {
-                let parameters =
-                    self.tools.iter().find(|(name, _)| name == tool).map(|(_, parameters)| parameters);
-                let constraint = call_constraint(&self.engine, tool, parameters.unwrap_or(&Value::Null))?;
-                self.state = State::Call(Box::new(constraint));
-            }
-        }
-        Ok(())
+    fn open_header(&mut self, opened: bool) {
+        let may_reason = self.plan.may_reason(self.used);
+        self.state = State::Header(Header { opened, text: Vec::new(), may_reason });
     }
 
-    fn open_answer(&mut self) -> Result<(), TextError> {
-        self.state = match &self.answer {
-            AnswerRule::Grammar(grammar) => State::Answer(Box::new(self.engine.constraint(grammar)?)),
-            AnswerRule::Free | AnswerRule::Forbidden => State::FreeAnswer,
+    fn open_body(&mut self, recipient: Recipient) {
+        self.state = match (recipient, &self.plan.answer) {
+            (Recipient::Itself, _) => State::Reasoning,
+            (Recipient::User, PlannedAnswer::Grammar(compiled)) => State::Answer(Box::new(compiled.fresh())),
+            (Recipient::User, PlannedAnswer::Free | PlannedAnswer::Forbidden) => State::FreeAnswer,
+            (Recipient::Tool(index), _) => State::Call(Box::new(self.plan.tools[index].call.fresh())),
         };
-        Ok(())
     }
 }
 
-fn call_constraint(
-    engine: &GrammarEngine,
-    name: &str,
-    parameters: &Value,
-) -> Result<TokenConstraint, TextError> {
-    super::check_schema(parameters)?;
-    let grammar = TopLevelGrammar::from_lark(tool_calls::grammar(name, parameters));
-    let kind = "the schema of a tool";
-    let matcher = engine.matcher(kind, grammar).map_err(|error| match error {
-        TextError::Grammar { kind, what } => TextError::Grammar { kind, what: format!("{name}: {what}") },
-        other => other,
-    })?;
-    let relaxed = engine.relaxed(kind, parameters, |parameters| {
-        Some(TopLevelGrammar::from_lark(tool_calls::grammar(name, parameters)))
-    });
-    Ok(TokenConstraint::new(kind, matcher, relaxed))
+impl TurnPlan {
+    /// May the model reason after so many tokens of the turn?
+    fn may_reason(&self, used: usize) -> bool {
+        self.reasoning_until.is_none_or(|until| used < until)
+    }
+
+    /// The headers that may be written, with their recipients.
+    fn headers(&self, header: &Header, answered: bool) -> Vec<(String, Recipient)> {
+        let role = if header.opened { "assistant" } else { "" };
+        let mut headers = Vec::with_capacity(self.tools.len() + 2);
+        let mut add = |name: &str, recipient: Recipient| {
+            headers.push((format!("{role} to={name}"), recipient));
+        };
+        if header.may_reason {
+            add(SELF, Recipient::Itself);
+        }
+        if !matches!(self.answer, PlannedAnswer::Forbidden) && !answered {
+            add(USER, Recipient::User);
+        }
+        for (index, tool) in self.tools.iter().enumerate() {
+            add(&tool.name, Recipient::Tool(index));
+        }
+        headers
+    }
 }
 
 fn not_allowed(id: u32) -> TextError {

@@ -108,7 +108,9 @@ pub struct OutputDecoder {
     /// `None`: raw mode.
     channels: Option<ChannelTokens>,
     markers: Markers,
-    tools: ToolTypes,
+    /// The prompt opened the answer, so that the model does not reason: the turn ends with that answer.
+    direct: bool,
+    tools: Arc<ToolTypes>,
     stops: StopStrings,
     joiner: Utf8Joiner,
     state: State,
@@ -133,7 +135,7 @@ enum State {
     },
     Reasoning,
     Answer,
-    Tool(ToolBlock),
+    Tool(Box<ToolBlock>),
     Ended,
 }
 
@@ -180,7 +182,8 @@ impl OutputDecoder {
             tokenizer,
             channels,
             markers,
-            tools: ToolTypes::new(&options.tools),
+            tools: Arc::new(ToolTypes::new(&options.tools)),
+            direct: options.mode == OutputMode::ChatAnswer,
             stops: StopStrings::new(&options.stop)?,
             joiner: Utf8Joiner::default(),
             state,
@@ -296,6 +299,10 @@ impl OutputDecoder {
             return;
         }
         match marker {
+            Piece::Start if self.direct && matches!(self.state, State::Answer) => {
+                self.close_body(BodyEnd::ByModel, events);
+                self.end_turn(events);
+            }
             Piece::Start => {
                 match &self.state {
                     // A repeated opening. A header that was begun before it leads nowhere.
@@ -305,6 +312,10 @@ impl OutputDecoder {
                 self.next_header(true);
             }
             Piece::Message => self.message_marker(events),
+            Piece::EndOfMessage if self.direct => {
+                self.close_body(BodyEnd::ByModel, events);
+                self.end_turn(events);
+            }
             Piece::EndOfMessage => {
                 self.close_body(BodyEnd::ByModel, events);
                 self.next_header(false);
@@ -331,6 +342,11 @@ impl OutputDecoder {
                 match header::tail_recipient(&self.held) {
                     // Only a block shows that a call was meant; until then the text is held back.
                     Some(recipient @ Recipient::Tool(_)) => self.split = Some((recipient, String::new())),
+                    Some(Recipient::Itself) if self.direct => {
+                        self.held.clear();
+                        self.close_body(BodyEnd::ByModel, events);
+                        self.end_turn(events);
+                    }
                     Some(recipient) => {
                         self.held.clear();
                         self.close_body(BodyEnd::ByModel, events);
@@ -433,7 +449,7 @@ impl OutputDecoder {
             }
             State::Tool(block) => {
                 let mut found = Vec::new();
-                block.close(end, &mut found);
+                block.close(end, &self.tools, &mut found);
                 self.give_found(found, events);
             }
             State::Ended => {}
@@ -458,7 +474,7 @@ impl OutputDecoder {
             self.state = match recipient {
                 Recipient::Itself => State::Reasoning,
                 Recipient::User => State::Answer,
-                Recipient::Tool(name) => State::Tool(ToolBlock::new(name)),
+                Recipient::Tool(name) => State::Tool(Box::new(ToolBlock::new(name))),
             };
         }
     }

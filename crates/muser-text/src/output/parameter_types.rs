@@ -4,63 +4,21 @@
 //! schema knows. A parameter that can only be a string stays as it is; one that cannot is parsed; one that can be both
 //! is parsed and stays a string if what comes out has a type that the schema does not allow.
 
-use serde_json::{Map, Value};
+use crate::schema::{Resolver, Types, shapes};
+use serde_json::Value;
 use std::collections::HashMap;
 
 /// The tools of a request, by name, with the types of their parameters.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ToolTypes {
-    tools: Vec<(String, HashMap<String, Types>)>,
+    tools: Vec<(String, Parameters)>,
 }
 
-/// Set of JSON types.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Types(u8);
-
-const STRING: u8 = 1;
-const INTEGER: u8 = 2;
-const NUMBER: u8 = 4;
-const BOOL: u8 = 8;
-const NULL: u8 = 16;
-const ARRAY: u8 = 32;
-const OBJECT: u8 = 64;
-
-impl Types {
-    /// The schema says nothing.
-    pub(crate) const UNKNOWN: Types = Types(0);
-
-    /// Is it text whatever it looks like?
-    pub(crate) fn is_text(self) -> bool {
-        self.0 == STRING
-    }
-
-    /// The JSON of a parameter's raw text. Always valid JSON.
-    pub(crate) fn to_json(self, raw: &str) -> String {
-        let text = raw.trim();
-        if !self.is_text()
-            && let Ok(value) = serde_json::from_str::<Value>(text)
-            && self.accepts(&value)
-        {
-            return text.to_owned();
-        }
-        Value::from(raw).to_string()
-    }
-
-    fn accepts(self, value: &Value) -> bool {
-        if self.0 & STRING == 0 {
-            return true;
-        }
-        let of_value = match value {
-            Value::Null => NULL,
-            Value::Bool(_) => BOOL,
-            Value::Number(number) if number.is_f64() => NUMBER,
-            Value::Number(_) => INTEGER | NUMBER,
-            Value::String(_) => 0,
-            Value::Array(_) => ARRAY,
-            Value::Object(_) => OBJECT,
-        };
-        self.0 & of_value != 0
-    }
+#[derive(Clone, Debug)]
+struct Parameters {
+    named: HashMap<String, Types>,
+    /// Of keys that the schema does not name.
+    others: Types,
 }
 
 impl ToolTypes {
@@ -70,13 +28,7 @@ impl ToolTypes {
             let function = tool.get("function").unwrap_or(tool);
             let name = function.get("name")?.as_str()?.to_owned();
             let schema = function.get("parameters").unwrap_or(&Value::Null);
-            let properties = schema.get("properties").and_then(Value::as_object);
-            let types = properties
-                .into_iter()
-                .flatten()
-                .map(|(key, property)| (key.clone(), types_of(property, schema, 0)))
-                .collect();
-            Some((name, types))
+            Some((name, Parameters::of(schema)))
         });
         ToolTypes { tools: tools.collect() }
     }
@@ -96,76 +48,30 @@ impl ToolTypes {
     /// Types of a parameter.
     pub(crate) fn parameter(&self, tool: &str, key: &str) -> Types {
         let tool = self.tools.iter().find(|(name, _)| name == tool);
-        tool.and_then(|(_, types)| types.get(key)).copied().unwrap_or(Types::UNKNOWN)
+        tool.map_or(Types::UNKNOWN, |(_, types)| types.named.get(key).copied().unwrap_or(types.others))
     }
 }
 
-/// Nested schemas and references are followed this deep.
-const MAX_DEPTH: usize = 16;
-
-fn types_of(schema: &Value, root: &Value, depth: usize) -> Types {
-    let Some(fields) = schema.as_object() else { return Types::UNKNOWN };
-    if depth > MAX_DEPTH {
-        return Types::UNKNOWN;
-    }
-    if let Some(types) = declared(fields) {
-        return types;
-    }
-    if let Some(target) = fields.get("$ref").and_then(Value::as_str) {
-        let target = target.strip_prefix('#').and_then(|pointer| root.pointer(pointer));
-        return target.map_or(Types::UNKNOWN, |target| types_of(target, root, depth + 1));
-    }
-    for key in ["anyOf", "oneOf"] {
-        if let Some(choices) = fields.get(key).and_then(Value::as_array) {
-            let mut union = 0;
-            for choice in choices {
-                let Types(types) = types_of(choice, root, depth + 1);
-                if types == 0 {
-                    return Types::UNKNOWN;
-                }
-                union |= types;
+impl Parameters {
+    fn of(schema: &Value) -> Parameters {
+        let resolver = Resolver::new(schema);
+        let mut named: HashMap<String, Types> = HashMap::new();
+        let mut others: Option<Types> = None;
+        for shape in shapes(&resolver, schema) {
+            for (key, schemas) in &shape.properties {
+                let types = resolver.types_of_all(schemas);
+                named
+                    .entry((*key).to_owned())
+                    .and_modify(|known| *known = known.join(types))
+                    .or_insert(types);
             }
-            return Types(union);
+            for schema in shape.others.iter().flatten() {
+                let types = resolver.types_of(schema);
+                others = Some(others.map_or(types, |known| known.join(types)));
+            }
         }
+        Parameters { named, others: others.unwrap_or(Types::UNKNOWN) }
     }
-    if let Some(parts) = fields.get("allOf").and_then(Value::as_array) {
-        let known =
-            parts.iter().map(|part| types_of(part, root, depth + 1)).find(|types| *types != Types::UNKNOWN);
-        return known.unwrap_or(Types::UNKNOWN);
-    }
-    Types::UNKNOWN
-}
-
-/// What `type`, `enum` and `const` say.
-fn declared(fields: &Map<String, Value>) -> Option<Types> {
-    let by_name = |name: &Value| match name.as_str() {
-        Some("string") => STRING,
-        Some("integer") => INTEGER,
-        Some("number") => NUMBER | INTEGER,
-        Some("boolean") => BOOL,
-        Some("null") => NULL,
-        Some("array") => ARRAY,
-        Some("object") => OBJECT,
-        _ => 0,
-    };
-    let by_value = |value: &Value| match value {
-        Value::Null => NULL,
-        Value::Bool(_) => BOOL,
-        Value::Number(_) => NUMBER | INTEGER,
-        Value::String(_) => STRING,
-        Value::Array(_) => ARRAY,
-        Value::Object(_) => OBJECT,
-    };
-    let types = match fields.get("type") {
-        Some(Value::Array(names)) => names.iter().map(by_name).fold(0, |union, types| union | types),
-        Some(name) => by_name(name),
-        None => match (fields.get("enum").and_then(Value::as_array), fields.get("const")) {
-            (Some(values), _) => values.iter().map(by_value).fold(0, |union, types| union | types),
-            (None, Some(value)) => by_value(value),
-            (None, None) => return None,
-        },
-    };
-    Some(Types(types))
 }
 
 #[cfg(test)]
@@ -203,6 +109,27 @@ mod tests {
         check(json!({"type": "object"}), &"[".repeat(5000), &format!("\"{}\"", "[".repeat(5000)));
         check(json!({"type": "string"}), "", "\"\"");
         check(json!({"type": "integer"}), "", "\"\"");
+        // What only several parts of a schema say together.
+        check(json!({"type": ["string", "integer"], "enum": ["1", "2"]}), "1", r#""1""#);
+        check(json!({"allOf": [{"type": ["string", "null"]}, {"enum": [null, "a"]}]}), "null", "null");
+        check(json!({"type": "string", "nullable": true}), "null", "null");
+        check(json!({"type": "string", "nullable": true}), "1", r#""1""#);
+        check(json!({"properties": {"a": {}}}), "{\"a\":1}", "{\"a\":1}");
+        check(json!({"const": "1"}), "1", r#""1""#);
+    }
+
+    #[test]
+    fn parameters_are_typed_wherever_the_schema_names_them() {
+        let tool = |parameters: Value| ToolTypes::new(&[json!({"name": "f", "parameters": parameters})]);
+        let text = json!({"properties": {"p": {"type": "string"}}});
+        let root = tool(json!({"$ref": "#/definitions/r", "definitions": {"r": text}}));
+        assert_eq!(root.parameter("f", "p").to_json("1"), r#""1""#);
+        let branches = tool(json!({"anyOf": [text, {"properties": {"p": {"type": "integer"}}}]}));
+        assert_eq!(branches.parameter("f", "p").to_json("1"), "1");
+        assert_eq!(branches.parameter("f", "p").to_json("one"), r#""one""#);
+        let open = tool(json!({"additionalProperties": {"type": "string"}}));
+        assert_eq!(open.parameter("f", "any").to_json("1"), r#""1""#);
+        assert_eq!(open.parameter("g", "any").to_json("1"), "1");
     }
 
     #[test]

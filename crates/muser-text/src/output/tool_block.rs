@@ -12,9 +12,11 @@
 //! until then what follows may turn out not to be a call, and then all of it is shown as text. Once announced it stays a
 //! call; what does not belong into it is shown as text beside it. So nothing the model wrote is lost or makes an error.
 //!
-//! String values are raw up to the first closing tag and are streamed; other values are given out whole.
+//! String values are raw up to the first closing tag and are streamed; other values are given out whole. A closing tag
+//! inside a string of a JSON value is part of that string, unless the value then never ends.
 
-use super::parameter_types::{ToolTypes, Types};
+use super::parameter_types::ToolTypes;
+use crate::schema::Types;
 
 /// What the parser found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,11 +49,43 @@ enum Phase {
     /// In a call, between parameters. `stray`: text that does not belong there has begun.
     Call { stray: bool },
     /// In a value.
-    Value { types: Types, raw: String, repeated_key: Option<String> },
+    Value(ParameterValue),
     /// After the block.
     After,
     /// Not a block: the rest is text.
     Text,
+}
+
+/// A value that is being read.
+#[derive(Clone, Debug)]
+struct ParameterValue {
+    types: Types,
+    /// Text so far, of a value that is not streamed.
+    raw: String,
+    repeated_key: Option<String>,
+    quotes: Quotes,
+    /// Where in the text a closing tag was passed over since it stands inside a JSON string.
+    passed_over: Option<usize>,
+}
+
+/// Is JSON text inside a string?
+#[derive(Clone, Copy, Debug, Default)]
+struct Quotes {
+    open: bool,
+    escaped: bool,
+}
+
+impl Quotes {
+    fn push(&mut self, text: &str) {
+        for byte in text.bytes() {
+            match byte {
+                _ if self.escaped => self.escaped = false,
+                b'\\' if self.open => self.escaped = true,
+                b'"' => self.open = !self.open,
+                _ => {}
+            }
+        }
+    }
 }
 
 /// Parser of one body.
@@ -70,6 +104,8 @@ pub(crate) struct ToolBlock {
     keys: Vec<String>,
     arguments: String,
     calls: usize,
+    /// Every closing tag closes, also those inside JSON strings.
+    any_close: bool,
 }
 
 const BLOCK_OPEN: &str = "<atem:function_calls>";
@@ -115,6 +151,7 @@ impl ToolBlock {
             keys: Vec::new(),
             arguments: String::new(),
             calls: 0,
+            any_close: false,
         }
     }
 
@@ -124,9 +161,12 @@ impl ToolBlock {
     }
 
     /// The body ends.
-    pub(crate) fn close(&mut self, end: BodyEnd, found: &mut Vec<Found>) {
+    pub(crate) fn close(&mut self, end: BodyEnd, tools: &ToolTypes, found: &mut Vec<Found>) {
+        if end == BodyEnd::ByModel && self.back_to_first_close(found) {
+            while self.step(tools, found) {}
+        }
         match (&self.phase, end) {
-            (Phase::Value { .. }, BodyEnd::ByModel) => {
+            (Phase::Value(_), BodyEnd::ByModel) => {
                 // What is still here could begin a closing tag. More than its first character is no accident.
                 let rest = std::mem::take(&mut self.buffer);
                 if rest.len() == 1 {
@@ -211,7 +251,7 @@ impl ToolBlock {
                 }
                 self.step_call(tools, found)
             }
-            Phase::Value { .. } => self.step_value(found),
+            Phase::Value(_) => self.step_value(found),
         }
     }
 
@@ -247,7 +287,9 @@ impl ToolBlock {
             let value: String = self.buffer.drain(..end).collect();
             self.value_text(&value, found);
             self.buffer.drain(..PARAMETER_CLOSE.len());
-            self.end_value(found);
+            if !self.pass_over_close() {
+                self.end_value(found);
+            }
             return true;
         }
         let held =
@@ -256,6 +298,30 @@ impl ToolBlock {
         let value: String = self.buffer.drain(..safe).collect();
         self.value_text(&value, found);
         false
+    }
+
+    /// A closing tag that stands inside a string of a JSON value is text of it.
+    fn pass_over_close(&mut self) -> bool {
+        let any_close = self.any_close;
+        let Phase::Value(value) = &mut self.phase else { return false };
+        if any_close || value.types.allows_text() || !value.quotes.open {
+            return false;
+        }
+        value.passed_over.get_or_insert(value.raw.len());
+        value.raw.push_str(PARAMETER_CLOSE);
+        value.quotes.push(PARAMETER_CLOSE);
+        true
+    }
+
+    /// The body ends in a value of which a closing tag was passed over: then it was not inside a string after all.
+    fn back_to_first_close(&mut self, found: &mut Vec<Found>) -> bool {
+        let Phase::Value(value) = &mut self.phase else { return false };
+        let Some(at) = value.passed_over.take() else { return false };
+        let rest = value.raw.split_off(at);
+        self.buffer.insert_str(0, &rest[PARAMETER_CLOSE.len()..]);
+        self.any_close = true;
+        self.end_value(found);
+        true
     }
 
     /// Text in a call that is no tag: without a parameter so far it is no call, else the text stands beside the call.
@@ -290,27 +356,33 @@ impl ToolBlock {
             self.give_arguments(&format!("{separator}{}:{quote}", json_string(&key)), found);
             self.keys.push(key);
         }
-        self.phase = Phase::Value { types, raw: String::new(), repeated_key };
+        self.phase = Phase::Value(ParameterValue {
+            types,
+            raw: String::new(),
+            repeated_key,
+            quotes: Quotes::default(),
+            passed_over: None,
+        });
     }
 
     fn value_text(&mut self, text: &str, found: &mut Vec<Found>) {
-        let Phase::Value { types, raw, repeated_key } = &mut self.phase else { return };
-        if types.is_text() && repeated_key.is_none() {
+        let Phase::Value(value) = &mut self.phase else { return };
+        if value.types.is_text() && value.repeated_key.is_none() {
             if !text.is_empty() {
                 let quoted = json_string(text);
                 self.give_arguments(&quoted[1..quoted.len() - 1], found);
             }
         } else {
-            raw.push_str(text);
+            value.raw.push_str(text);
+            value.quotes.push(text);
         }
     }
 
     fn end_value(&mut self, found: &mut Vec<Found>) {
-        let Phase::Value { types, raw, repeated_key } =
-            std::mem::replace(&mut self.phase, Phase::Call { stray: false })
-        else {
+        let Phase::Value(value) = std::mem::replace(&mut self.phase, Phase::Call { stray: false }) else {
             return;
         };
+        let ParameterValue { types, raw, repeated_key, .. } = value;
         match repeated_key {
             // The first value is given out already, and an object has a key once.
             Some(key) => {

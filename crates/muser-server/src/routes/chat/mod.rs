@@ -33,6 +33,7 @@ async fn run(app: &SharedApp, request: Request, arrived: Instant) -> Result<Resp
     check_name(app, &loaded, asked.model.as_deref())?;
     let with_logprobs = asked.work.logprobs.is_some();
     let generation = Generation::start(app, &loaded, asked.work, arrived).await?;
+    let notice = generation.notice();
     let head = Head {
         custom: asked.custom,
         id: app.new_id("chatcmpl-"),
@@ -41,10 +42,11 @@ async fn run(app: &SharedApp, request: Request, arrived: Instant) -> Result<Resp
         seed: generation.seed(),
     };
     if asked.stream {
-        return Ok(sse::respond(events(generation, head, asked.include_usage), app.config.keep_alive));
+        let events = events(generation, head, asked.include_usage);
+        return Ok(notice.on(sse::respond(events, app.config.keep_alive)));
     }
     let answers = generation.answers().await?;
-    Ok(Json(head.completion(&answers, with_logprobs)).into_response())
+    Ok(notice.on(Json(head.completion(&answers, with_logprobs)).into_response()))
 }
 
 /// The chunks of a stream. Each choice begins with its role, as late as its first piece: tools that measure the time

@@ -160,7 +160,7 @@ pub struct ChatRequest {
 /// Makes a request of a checked body.
 pub fn parse(body: &Map<String, Value>) -> Result<ChatRequest, ApiError> {
     let body = Body(body);
-    let mut work = Work::new(Prompt::Chat(read_conversation(body)?));
+    let mut work = Work::new(Prompt::Chat(Box::new(read_conversation(body)?)));
     work.sampling = params::sampling(body)?;
     work.seed = params::seed(body);
     params::endings(body, &mut work)?;
@@ -244,9 +244,8 @@ pub fn read_conversation(body: Body<'_>) -> Result<Conversation, ApiError> {
 /// unless they say the same or are the older and the newer place of one server's.
 pub fn form(body: Body<'_>) -> Result<(Form, String), ApiError> {
     let mut found: Vec<(String, Form)> = Vec::new();
-    let format = response_format(body)?;
-    if format != Form::Free {
-        found.push(("response_format".into(), format));
+    if let Some(format) = response_format(body)? {
+        found.push(format);
     }
     let structured = body.object("structured_outputs");
     for (place, path, names) in [
@@ -310,26 +309,23 @@ fn schema_of(value: &Value, field: &str) -> Result<Value, ApiError> {
     }
 }
 
-fn response_format(body: Body<'_>) -> Result<Form, ApiError> {
-    let format = body.object("response_format");
-    match format.and_then(|format| format.text("type")) {
-        Some("json_object") => Ok(match format.and_then(|format| format.get("schema")) {
-            Some(schema) => Form::JsonSchema(schema.clone()),
-            None => Form::JsonObject,
-        }),
-        Some("json_schema") => {
-            let inner = format.and_then(|format| format.object("json_schema"));
-            let schema = inner.and_then(|inner| inner.get("schema"));
-            match schema.or_else(|| format.and_then(|format| format.get("schema"))) {
-                Some(schema) => Ok(Form::JsonSchema(schema.clone())),
-                None => Err(ApiError::field(
-                    "response_format.json_schema.schema",
-                    "Type json_schema needs a schema in 'response_format.json_schema.schema'",
-                )),
-            }
+/// The form of `response_format`, and where it is.
+fn response_format(body: Body<'_>) -> Result<Option<(String, Form)>, ApiError> {
+    let Some(format) = body.object("response_format") else { return Ok(None) };
+    let inner = format.object("json_schema").and_then(|inner| inner.get("schema"));
+    let schema = match (format.text("type"), inner, format.get("schema")) {
+        (Some("json_object"), _, None) => return Ok(Some(("response_format".into(), Form::JsonObject))),
+        (Some("json_schema"), Some(schema), _) => ("response_format.json_schema.schema", schema),
+        (Some("json_object" | "json_schema"), _, Some(schema)) => ("response_format.schema", schema),
+        (Some("json_schema"), None, None) => {
+            return Err(ApiError::field(
+                "response_format.json_schema.schema",
+                "Type json_schema needs a schema in 'response_format.json_schema.schema'",
+            ));
         }
-        _ => Ok(Form::Free),
-    }
+        _ => return Ok(None),
+    };
+    Ok(Some((schema.0.into(), Form::JsonSchema(schema.1.clone()))))
 }
 
 #[cfg(test)]

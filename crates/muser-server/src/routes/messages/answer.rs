@@ -5,7 +5,7 @@
 
 use serde_json::{Value, json};
 
-use crate::answer::{Answer, Finish, Outcome, Piece, Usage};
+use crate::answer::{Answer, Finish, Outcome, Piece, Usage, call_input};
 use crate::sse::Event;
 
 /// What is the same in all parts of one answer.
@@ -41,7 +41,7 @@ impl Head {
             content.push(json!({"type": "text", "text": answer.content}));
         }
         for call in &answer.tool_calls {
-            let input: Value = serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}));
+            let input = call_input(&call.arguments);
             content.push(
                 json!({"type": "tool_use", "id": tool_id(&call.id), "name": call.name, "input": input}),
             );
@@ -154,6 +154,29 @@ impl Blocks {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_call_that_was_cut_is_no_whole_one() {
+        let head = Head { id: "msg_1".into(), model: "m".into() };
+        for (arguments, input) in [
+            ("", json!({"partial_json": ""})),
+            ("{\"city\":\"Par", json!({"partial_json": "{\"city\":\"Par"})),
+            ("{\"city\":\"Paris\"}", json!({"city": "Paris"})),
+        ] {
+            let call = crate::answer::ToolCall {
+                id: "call_7".into(),
+                name: "f".into(),
+                arguments: arguments.into(),
+            };
+            let mut answer = Answer { tool_calls: vec![call], ..Answer::default() };
+            answer.outcome.finish = Finish::Length;
+            let whole = head.whole(&answer);
+            assert_eq!(
+                (&whole["content"][0]["input"], &whole["stop_reason"]),
+                (&input, &json!("max_tokens"))
+            );
+        }
+    }
 
     #[test]
     fn blocks_open_and_close_in_order() {

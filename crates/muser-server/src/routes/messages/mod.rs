@@ -39,13 +39,14 @@ async fn run(app: &SharedApp, request: Request, arrived: Instant) -> Result<Resp
     let body = Body(&body);
     check_name(app, &loaded, body.text("model"))?;
     let generation = Generation::start(app, &loaded, request::parse(body)?, arrived).await?;
+    let notice = generation.notice();
     let head = Head { id: app.new_id("msg_"), model: loaded.facts.name.clone() };
     if body.flag("stream").unwrap_or(false) {
-        return Ok(sse::respond(events(generation, head), app.config.keep_alive));
+        return Ok(notice.on(sse::respond(events(generation, head), app.config.keep_alive)));
     }
     let answers = generation.answers().await?;
     let answer = answers.into_iter().next().unwrap_or_default();
-    Ok(Json(head.whole(&answer)).into_response())
+    Ok(notice.on(Json(head.whole(&answer)).into_response()))
 }
 
 async fn count(app: &SharedApp, request: Request) -> Result<Response, ApiError> {

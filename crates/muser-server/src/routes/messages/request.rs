@@ -91,7 +91,7 @@ pub const COUNT_FIELDS: &[Field] = fields!(limit_field("max_tokens", "without ef
 pub fn parse(body: Body<'_>) -> Result<Work, ApiError> {
     let (conversation, places) = read_conversation(body)?;
     let continues = conversation.prefix.is_some();
-    let mut work = Work::new(Prompt::Chat(conversation));
+    let mut work = Work::new(Prompt::Chat(Box::new(conversation)));
     work.places = places;
     work.sampling = params::sampling(body)?;
     work.stops = params::stops(body, "stop_sequences")?;

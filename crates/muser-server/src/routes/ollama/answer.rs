@@ -5,7 +5,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use super::is_empty;
-use crate::answer::{Answer, Finish, Outcome, Piece, TokenLogprob, ToolCall};
+use crate::answer::{Answer, Finish, Outcome, Piece, TokenLogprob, ToolCall, call_input};
 use crate::app::unix_seconds;
 use crate::routes::chat::answer::logprobs;
 
@@ -142,7 +142,7 @@ impl Lines {
 }
 
 fn call(index: usize, made: &ToolCall) -> Value {
-    let arguments: Value = serde_json::from_str(&made.arguments).unwrap_or_else(|_| json!({}));
+    let arguments = call_input(&made.arguments);
     json!({"id": made.id, "function": {"index": index, "name": made.name, "arguments": arguments}})
 }
 
@@ -195,5 +195,19 @@ mod tests {
         );
         assert_eq!(out[0]["done"], false);
         assert_eq!(out[1]["done"], true);
+    }
+
+    #[test]
+    fn a_call_that_was_cut_is_no_whole_one() {
+        let mut lines = Lines::new(Shape::Chat, "m".into(), Instant::now());
+        let mut out = Vec::new();
+        lines.piece(Piece::ToolCall { index: 0, id: "call_1".into(), name: "f".into() }, &[], &mut out);
+        lines.piece(Piece::ToolArguments { index: 0, fragment: "{\"a\":\"Par".into() }, &[], &mut out);
+        let mut outcome = Answer::default().outcome;
+        outcome.finish = Finish::Length;
+        lines.finish(&outcome, &mut out);
+        let arguments = &out[0]["message"]["tool_calls"][0]["function"]["arguments"];
+        assert_eq!(arguments, &json!({"partial_json": "{\"a\":\"Par"}));
+        assert_eq!(out[1]["done_reason"], "length");
     }
 }

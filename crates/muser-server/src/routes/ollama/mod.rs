@@ -61,9 +61,11 @@ async fn run(
         return Ok(Json(lines.loaded()).into_response());
     }
     let generation = Generation::start(app, &loaded, parse(body)?, arrived).await?;
+    let notice = generation.notice();
     if !body.flag("stream").unwrap_or(true) {
         let answers = generation.answers().await?;
-        return Ok(Json(lines.whole(answers.into_iter().next().unwrap_or_default())).into_response());
+        let whole = lines.whole(answers.into_iter().next().unwrap_or_default());
+        return Ok(notice.on(Json(whole).into_response()));
     }
     // A line without text is nothing to every client, and keeps the stream alive while a long prompt is read.
     let silent = lines.clone();
@@ -78,7 +80,7 @@ async fn run(
         }
         stream::iter(out.into_iter().map(|line| Bytes::from(format!("{line}\n"))))
     });
-    Ok(sse::respond_with(events, "application/x-ndjson", app.config.keep_alive, filler))
+    Ok(notice.on(sse::respond_with(events, "application/x-ndjson", app.config.keep_alive, filler)))
 }
 
 /// `POST /api/embed`: the vectors of one or several texts.

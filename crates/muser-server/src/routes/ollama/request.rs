@@ -6,7 +6,7 @@ use super::answer::Shape;
 use crate::conversation::{conversation, strength, unshown};
 use crate::error::ApiError;
 use crate::fields::{Body, Field, INTEGER, Kind};
-use crate::params::{self, NUMBER, SHARE, TEXTS};
+use crate::params::{self, FACTOR, PENALTY, SHARE, TEXTS};
 use crate::routes::embeddings::DIMENSIONS;
 use crate::work::{Form, Prompt, ToolChoice, Work};
 
@@ -18,9 +18,9 @@ const OPTIONS: &[Field] = &[
     Field::optional("min_p", SHARE, "default 0"),
     Field::optional("seed", Kind::Seed, "drawn when absent or -1"),
     Field::optional("stop", TEXTS, ""),
-    Field::optional("presence_penalty", NUMBER, ""),
-    Field::optional("frequency_penalty", NUMBER, ""),
-    Field::optional("repeat_penalty", NUMBER, "default 1 (off)"),
+    Field::optional("presence_penalty", PENALTY, ""),
+    Field::optional("frequency_penalty", PENALTY, ""),
+    Field::optional("repeat_penalty", FACTOR, "default 1 (off)"),
     Field::ignored("num_ctx", "the context is set when the server starts"),
     Field::ignored("num_keep", ""),
     Field::ignored("num_gpu", ""),
@@ -161,7 +161,7 @@ fn work(body: Body<'_>, messages: &[Value], tools: &[Value]) -> Result<Work, Api
         Some(Value::String(word)) => Some(strength(word, "think")?),
         _ => None,
     };
-    let mut work = Work::new(Prompt::Chat(conversation));
+    let mut work = Work::new(Prompt::Chat(Box::new(conversation)));
     options(body, &mut work)?;
     Ok(work)
 }

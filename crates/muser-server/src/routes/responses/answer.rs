@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use super::history::encoded;
 use super::request::Shows;
 use super::tools::{Called, Toolbox};
-use crate::answer::{Answer, Finish, Outcome, Piece, TokenLogprob, Usage};
+use crate::answer::{Answer, Finish, Outcome, Piece, TokenLogprob, Usage, is_whole};
 use crate::custom_tools::InputText;
 use crate::routes::chat::answer::logprobs;
 use crate::sse::Event;
@@ -121,6 +121,8 @@ struct Open {
     text: String,
     /// Takes the text out of the arguments of a custom tool.
     input: InputText,
+    /// Those arguments as they came: whether the call is whole is theirs to tell.
+    arguments: String,
     logprobs: Vec<Value>,
 }
 
@@ -250,7 +252,8 @@ impl Items {
 
     fn arguments(&mut self, fragment: &str, events: &mut Vec<Event>) {
         match &mut self.open {
-            Some(Open { kind: Kind::Call { called, .. }, input, .. }) if called.custom => {
+            Some(Open { kind: Kind::Call { called, .. }, input, arguments, .. }) if called.custom => {
+                arguments.push_str(fragment);
                 let text = input.push(fragment);
                 if !text.is_empty() {
                     self.delta("response.custom_tool_call_input.delta", &text, json!({}), events);
@@ -299,6 +302,7 @@ impl Items {
             id: id.clone(),
             text: String::new(),
             input: InputText::default(),
+            arguments: String::new(),
             logprobs: Vec::new(),
         };
         let payload =
@@ -336,6 +340,14 @@ impl Items {
         }
         let Some(open) = self.open.take() else { return };
         let (id, text) = (open.id.as_str(), open.text.as_str());
+        let status = match &open.kind {
+            // Of the end of a call its arguments tell, whatever came after it.
+            Kind::Call { called, .. } if is_whole(if called.custom { &open.arguments } else { text }) => {
+                "completed"
+            }
+            Kind::Call { .. } => "incomplete",
+            _ => status,
+        };
         let output_index = self.done.len();
         match &open.kind {
             Kind::Reasoning => {
@@ -356,6 +368,8 @@ impl Items {
                 let part = json!({"content_index": 0, "part": open.text_part()});
                 self.say_of(id, "response.content_part.done", part, events);
             }
+            // A call that was cut off is not done.
+            Kind::Call { .. } if status != "completed" => {}
             Kind::Call { called, .. } if called.custom => {
                 self.say_of(id, "response.custom_tool_call_input.done", json!({"input": text}), events);
             }
@@ -442,6 +456,60 @@ mod tests {
     }
 
     #[test]
+    fn what_was_cut_is_incomplete_whole_and_streamed() {
+        let mut outcome = Answer::default().outcome;
+        outcome.finish = Finish::Length;
+        let call = |arguments: &str| crate::answer::ToolCall {
+            id: "call_1".into(),
+            name: "f".into(),
+            arguments: arguments.into(),
+        };
+        for (content, arguments, statuses) in [
+            ("", Some("{\"city\":\"Par"), vec!["incomplete"]),
+            ("", Some(""), vec!["incomplete"]),
+            ("a", Some("{\"city\":"), vec!["completed", "incomplete"]),
+            ("", Some("{\"city\":\"Paris\"}"), vec!["completed"]),
+            ("half a sen", None, vec!["incomplete"]),
+        ] {
+            let answer = Answer {
+                content: content.into(),
+                tool_calls: arguments.map(call).into_iter().collect(),
+                outcome: outcome.clone(),
+                ..Answer::default()
+            };
+            let whole = head().whole(&answer);
+            let seen = |response: &Value| -> Vec<String> {
+                let items = response["output"].as_array().expect("items").iter();
+                items.map(|item| item["status"].as_str().expect("a status").to_owned()).collect()
+            };
+            assert_eq!(
+                (seen(&whole), &whole["status"]),
+                (statuses.iter().map(|s| (*s).to_owned()).collect(), &json!("incomplete"))
+            );
+            let mut items = Items::new(head());
+            let mut events = Vec::new();
+            if !content.is_empty() {
+                items.piece(Piece::Content(content.into()), &[], &mut events);
+            }
+            if let Some(arguments) = arguments {
+                items.piece(
+                    Piece::ToolCall { index: 0, id: "call_1".into(), name: "f".into() },
+                    &[],
+                    &mut events,
+                );
+                items.piece(Piece::ToolArguments { index: 0, fragment: arguments.into() }, &[], &mut events);
+            }
+            items.finish(&outcome, &mut events);
+            let Some(Event::Named("response.incomplete", last)) = events.last() else { panic!("{events:?}") };
+            assert_eq!(seen(&last["response"]), statuses);
+            let done =
+                |event: &&Event| matches!(event, Event::Named("response.function_call_arguments.done", _));
+            let whole_calls = arguments.is_some_and(is_whole);
+            assert_eq!(events.iter().filter(done).count(), usize::from(whole_calls));
+        }
+    }
+
+    #[test]
     fn the_whole_answer_has_the_items_of_the_stream() {
         let answer = Answer { reasoning: "hm".into(), content: "a".into(), ..Answer::default() };
         let whole = head().whole(&answer);
@@ -501,6 +569,20 @@ mod tests {
         assert_eq!(output[0].get("arguments"), None);
         assert_eq!((&output[1]["name"], &output[1]["namespace"]), (&json!("g"), &json!("n")));
         assert_eq!(output[1]["arguments"], "{\"a\":1}");
+        assert_eq!((&output[0]["status"], &output[1]["status"]), (&json!("completed"), &json!("completed")));
+    }
+
+    #[test]
+    fn a_custom_call_that_was_cut_is_not_done() {
+        for arguments in ["", "{\"input\":\"*** B"] {
+            let pieces = vec![
+                Piece::ToolCall { index: 0, id: "call_0".into(), name: "patch".into() },
+                Piece::ToolArguments { index: 0, fragment: arguments.into() },
+            ];
+            let (events, response) = played(head(), pieces, Finish::Length);
+            assert_eq!(response["output"][0]["status"], "incomplete");
+            assert!(events.iter().all(|(name, _)| name != "response.custom_tool_call_input.done"));
+        }
     }
 
     #[test]

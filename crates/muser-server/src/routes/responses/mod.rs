@@ -99,6 +99,7 @@ async fn run(app: &SharedApp, request: Request, arrived: Instant) -> Result<Resp
     let stream = Body(&object).flag("stream").unwrap_or(false);
     let Asked { work, tools, input, before, store, shows, .. } = asked;
     let generation = Generation::start(app, &loaded, work, arrived).await?;
+    let notice = generation.notice();
     // The response repeats parts of the request; the input is not among them.
     object.shift_remove("input");
     let head = Head {
@@ -112,14 +113,14 @@ async fn run(app: &SharedApp, request: Request, arrived: Instant) -> Result<Resp
     };
     let mut keeping = store.then(|| Keeping { app: Arc::clone(app), owner, input, before });
     if stream {
-        return Ok(sse::respond(events(generation, head, keeping), app.config.keep_alive));
+        return Ok(notice.on(sse::respond(events(generation, head, keeping), app.config.keep_alive)));
     }
     let answers = generation.answers().await?;
     let response = head.whole(&answers.into_iter().next().unwrap_or_default());
     if let Some(keeping) = &mut keeping {
         keeping.keep(&response);
     }
-    Ok(Json(response).into_response())
+    Ok(notice.on(Json(response).into_response()))
 }
 
 fn events(

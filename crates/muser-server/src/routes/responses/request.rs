@@ -164,7 +164,7 @@ pub fn parse(body: Body<'_>, store: &Responses, owner: Owner) -> Result<Asked, A
         form: "text.format.schema".into(),
     };
     let conversation = read_conversation(body, &messages, &tools).map_err(|fault| places.locate(fault))?;
-    let mut work = Work::new(Prompt::Chat(conversation));
+    let mut work = Work::new(Prompt::Chat(Box::new(conversation)));
     work.places = places;
     read_parameters(body, &mut work)?;
     params::check_endings(&work, !tools.functions.is_empty())?;
@@ -272,7 +272,7 @@ mod tests {
 
     fn run(body: Value) -> Result<Conversation, Option<String>> {
         ask(body).map(|asked| match asked.work.prompt {
-            Prompt::Chat(conversation) => conversation,
+            Prompt::Chat(conversation) => *conversation,
             other => panic!("{other:?}"),
         })
     }
