@@ -1,3 +1,5 @@
+//! What a tool's schema becomes in the grammar of its calls.
+
 use super::tests::engine;
 use super::turn_tests::follow_turn;
 use super::*;

@@ -1,3 +1,5 @@
+//! The order of channels, text and calls in a turn.
+
 use super::tests::{allows, engine};
 use super::*;
 use crate::test_support::tiny_tokenizer;
