@@ -1,15 +1,10 @@
 // Prefill attention in exact integers on Hopper (attention_digits.cuh): four warps multiply together, with K and V read from
 // shared memory by the tensor cores themselves. What is left for a warp to issue are exponentials and digits.
 #include "attention_digits.cuh"
+#include "wgmma.cuh"
 
 constexpr int WARPS = 8, STAGES = 3;
 
-DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int N> DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
-// Rows of 128 bytes, 128-byte swizzle, 8 rows every 1,024 bytes; rows of 64 bytes, 64-byte swizzle, 8 rows every 512.
-DEVICE u64 rows_128(u32 address) { return (u64)((address & 0x3FFFF) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
-DEVICE u64 rows_64(u32 address) { return (u64)((address & 0x3FFFF) >> 4) | 1ull << 16 | 32ull << 32 | 2ull << 62; }
 
 // c (+)= A B: 16 rows of this warp and 16 of each of the other three, 64 columns, 32 bytes of each.
 DEVICE void wgmma(int (&c)[32], const u32 (&a)[4], u64 b, int accumulate) {
@@ -25,6 +20,20 @@ DEVICE void wgmma(int (&c)[32], const u32 (&a)[4], u64 b, int accumulate) {
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
 }
 
+// The digit products of STEPS times 32 bytes: hi b.hi in `high`, lo b.hi and hi b.lo in `mixed`; b.lo lies 8 KB behind b.hi.
+template <int D, int STEPS>
+DEVICE void digit_products(int (&high)[32], int (&mixed)[32], const u32 (&hi)[STEPS][4], const u32 (&lo)[STEPS][4], u64 b) {
+  wgmma_fence();
+#pragma unroll
+  for (int c = 0; c < STEPS; c++) {
+    wgmma(high, hi[c], b + 2 * c, c);
+    wgmma(mixed, lo[c], b + 2 * c, c);
+    if (D == 2) wgmma(mixed, hi[c], b + (8192 >> 4) + 2 * c, 1);
+  }
+  wgmma_commit();
+  wgmma_wait<0>();
+}
+
 struct SharedProducts {
   DEVICE static int first_warp(int warp) { return warp & ~3; }
   DEVICE static int last_warp(int warp) { return warp | 3; }
@@ -33,16 +42,7 @@ struct SharedProducts {
 
   template <int D> DEVICE static void scores(float (&s)[8][4], const Queries& q, u32 base, int) {
     int high[32], mixed[32];
-    const u64 k = rows_128(base);
-    wgmma_fence();
-#pragma unroll
-    for (int c = 0; c < 4; c++) {
-      wgmma(high, q.hi[c], k + 2 * c, c);
-      wgmma(mixed, q.lo[c], k + 2 * c, c);
-      if (D == 2) wgmma(mixed, q.hi[c], k + (8192 >> 4) + 2 * c, 1);
-    }
-    wgmma_commit();
-    wgmma_wait<0>();
+    digit_products<D>(high, mixed, q.hi, q.lo, rows_128(base));
 #pragma unroll
     for (int i = 0; i < 32; i++) s[i >> 2][i & 3] = __int2float_rn(high[i] * 256 + mixed[i]);
   }
@@ -51,16 +51,7 @@ struct SharedProducts {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       int high[32], mixed[32];
-      const u64 v = rows_64(base + unit_v<D>() + half * 4096);
-      wgmma_fence();
-#pragma unroll
-      for (int c = 0; c < 2; c++) {
-        wgmma(high, a.hi[c], v + 2 * c, c);
-        wgmma(mixed, a.lo[c], v + 2 * c, c);
-        if (D == 2) wgmma(mixed, a.hi[c], v + (8192 >> 4) + 2 * c, 1);
-      }
-      wgmma_commit();
-      wgmma_wait<0>();
+      digit_products<D>(high, mixed, a.hi, a.lo, rows_64(base + unit_v<D>() + half * 4096));
 #pragma unroll
       for (int i = 0; i < 32; i++) {
         float& x = o[8 * half + (i >> 2)][i & 3];

@@ -18,6 +18,7 @@
 // `round_*` and `wide_rounded` are the fast variant with bits of its own: weights are rounded to 8 bits with a scale per 256
 // of a row, so one digit is left, there are no mins, and segments do not matter.
 #include "tiles.cuh"
+#include "wgmma.cuh"
 
 struct WideArgs {
   const u8* w;
@@ -61,12 +62,6 @@ DEVICE void bulk_load(u32 dst, const void* src, int bytes, u32 bar) {
                "l"(src), "r"(bytes), "r"(bar)
                : "memory");
 }
-DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int N> DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
-// rows of 128 bytes, 128-byte swizzle, 8 rows every 1024 bytes
-DEVICE u64 descriptor(u32 address) { return (u64)((address & 0x3FFFF) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
-
 
 template <bool SIGNED> DEVICE void wgmma(int (&c)[64], u64 a, u64 b, int accumulate) {
 #define WGMMA(TYPE)                                                                                                   \
@@ -393,8 +388,8 @@ template <int QT> DEVICE void consume(const WideArgs& p, u32 base, u32 full, u32
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         bar_wait(full + slot * 8, parity);
-        const u64 acts = descriptor(base + slot * slot_bytes<QT>());
-        const u64 weights = descriptor(base + slot * slot_bytes<QT>() + ACT_BYTES + group * 8192);
+        const u64 acts = rows_128(base + slot * slot_bytes<QT>());
+        const u64 weights = rows_128(base + slot * slot_bytes<QT>() + ACT_BYTES + group * 8192);
         wgmma_fence();
 #pragma unroll
         for (int grp = 0; grp < 4; grp++) {  // 32 bytes a group

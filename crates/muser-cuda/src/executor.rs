@@ -196,7 +196,8 @@ impl CudaExecutor {
         if std::env::var_os(selftest::SKIP_VARIABLE).is_none() {
             let card = Card { context: &context, kernels: &kernels, products: &products, stream: &stream };
             let start = std::time::Instant::now();
-            let compared = selftest::at_start(&card, &weight_types(model), options.prefill)?.compared;
+            let compared =
+                selftest::at_start(&card, &weight_types(model), options.prefill, options.kv)?.compared;
             tracing::debug!(compared, seconds = start.elapsed().as_secs_f64(), "kernels are right");
         }
         let weights = Weights::load(&context, model, &kernels.repack()?)?;
@@ -708,7 +709,10 @@ fn scratch(
     limits: AttentionLimits,
 ) -> Result<Scratch, CudaError> {
     let max_rows = options.max_rows;
-    let exact = usize::from(options.attention == Attention::Exact);
+    // Queries for tensor cores, f16 or digits; and in f32, for attention in the CPU's order.
+    let digits = options.kv.digits().is_some();
+    let exact = usize::from(options.attention == Attention::Exact && !digits);
+    let floats = usize::from(!digits);
     let layers = &weights.layers;
     let of = |pick: &dyn Fn(&LayerOnDevice) -> &Product| layers.iter().map(pick).collect::<Vec<_>>();
     let longest =
@@ -729,9 +733,9 @@ fn scratch(
         chosen: Buffer::new(context, TOP_ROWS * select.chunks * select.most, "the largest logits")?,
         sorted: Buffer::new(context, TOP_ROWS * select.most, "the largest logits")?,
         hidden: f32s(TOP_ROWS * g.hidden, "hidden states")?,
-        q: Buffer::new(context, max_rows * g.q_width(), "queries")?,
-        q_exact: f32s(max_rows * g.q_width(), "queries")?,
-        q_factors: f32s(max_rows * g.heads, "queries")?,
+        q: Buffer::new(context, max_rows * g.q_width() * (1 - exact), "queries")?,
+        q_exact: f32s(max_rows * g.q_width() * floats, "queries")?,
+        q_factors: f32s(max_rows * g.heads * (1 - floats), "queries")?,
         part_o: f32s(parts * PART_VALUES, "attention sums")?,
         part_l: f32s(parts * 16 * (1 + exact), "attention sums")?,
         embeddings: f32s(max_rows * g.hidden, "embedding rows")?,

@@ -16,13 +16,14 @@ pub struct KernelFile {
 }
 
 /// Headers that the files include.
-pub const HEADERS: [(&str, &str); 6] = [
+pub const HEADERS: [(&str, &str); 7] = [
     ("attention_digits.cuh", include_str!("../kernels/attention_digits.cuh")),
     ("heads.cuh", include_str!("../kernels/heads.cuh")),
     ("attention.cuh", include_str!("../kernels/attention.cuh")),
     ("blocks.cuh", include_str!("../kernels/blocks.cuh")),
     ("common.cuh", include_str!("../kernels/common.cuh")),
     ("tiles.cuh", include_str!("../kernels/tiles.cuh")),
+    ("wgmma.cuh", include_str!("../kernels/wgmma.cuh")),
 ];
 
 /// All kernel files.

@@ -81,7 +81,8 @@ fn try_card(model: &Model, args: &ModelArgs) -> Result<(Box<dyn Executor>, Strin
         }
         error => format!("no card can be used: {error}"),
     })?;
-    let needed = needed_bytes(model, args);
+    let kv = kv_type(args).map_err(|error| error.to_string())?;
+    let needed = needed_bytes(model, args, kv);
     if found.free_bytes < needed {
         return Err(format!(
             "the model needs about {:.1} GB, {} has {:.1} GB free",
@@ -90,7 +91,6 @@ fn try_card(model: &Model, args: &ModelArgs) -> Result<(Box<dyn Executor>, Strin
             found.free_bytes as f64 / 1e9
         ));
     }
-    let kv = kv_type(args).map_err(|error| error.to_string())?;
     match cuda(model, false, args.prefill, kv) {
         Ok(executor) => Ok((executor, found.name)),
         Err(error) => Err(format!("{} cannot be used: {error:#}", found.name)),
@@ -107,14 +107,14 @@ fn try_card(_model: &Model, args: &ModelArgs) -> Result<(Box<dyn Executor>, Stri
 
 /// What a model takes on a card: its weights, the keys and values of one context, and room to compute in.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "asked of cards only"))]
-fn needed_bytes(model: &Model, args: &ModelArgs) -> u64 {
-    /// Keys and values of a position and a layer.
-    const POSITION_BYTES: u64 = 1 << 10;
+fn needed_bytes(model: &Model, args: &ModelArgs, kv: KvType) -> u64 {
     /// Activations of a step, kernels, what the driver keeps for itself.
     const ROOM_BYTES: u64 = 1 << 30;
     let weights: u64 = model.file.tensors().iter().map(|tensor| tensor.len as u64).sum();
     let positions = args.ctx.map_or(32_768, u64::from).min(model.geometry.context as u64);
-    weights + positions * model.geometry.sliding.len() as u64 * POSITION_BYTES + ROOM_BYTES
+    let g = &model.geometry;
+    let position = g.layers() * g.kv_heads * kv.head_bytes(g.head_dim);
+    weights + positions * position as u64 + ROOM_BYTES
 }
 
 /// An executor on the first NVIDIA card; `exact` gives the bits of the CPU backend.
@@ -196,8 +196,13 @@ mod tests {
     fn what_a_card_must_hold_grows_with_the_context() {
         let model = ModelSource::Bundled.load().expect("the bundled model");
         let args = |ctx| ModelArgs { ctx, ..ModelArgs::default() };
-        let (short, usual) = (needed_bytes(&model, &args(Some(16))), needed_bytes(&model, &args(None)));
+        let (short, usual) = (
+            needed_bytes(&model, &args(Some(16)), KvType::F16),
+            needed_bytes(&model, &args(None), KvType::F16),
+        );
         assert!(short > 1 << 30 && usual > short, "{short} {usual}");
-        assert_eq!(usual, needed_bytes(&model, &args(Some(1 << 30))), "no more than the model's own context");
+        let whole = needed_bytes(&model, &args(Some(1 << 30)), KvType::F16);
+        assert_eq!(usual, whole, "no more than the model's own context");
+        assert!(needed_bytes(&model, &args(None), KvType::Int8) < usual, "half the digits, half the room");
     }
 }

@@ -20,10 +20,11 @@
 //! A span of 32 positions is `head_dim` cache lines of K, 512 bytes apart, which no hardware stream follows: working on a
 //! span asks for the lines of the next one ([`Ahead`]), of V after the last span of K, of the next block after V.
 
+use muser_backend::arith::tree16;
 use muser_kv::{BLOCK_LEN, BlockId};
 
 use super::kv::{STATE_HEAD, TILE_QUERIES};
-use super::math::{exp, tree_sum};
+use super::math::exp;
 use crate::simd::Simd;
 
 /// Positions that are widened to f32 at a time.
@@ -376,7 +377,7 @@ unsafe fn softmax<S: Simd>(p: &mut [f32], from: usize, to: usize) -> (f32, f32) 
     for (part, &acc) in acc.iter().enumerate().take(parts) {
         S::f_store(lanes.as_mut_ptr().add(part * S::N), acc);
     }
-    (m, tree_sum(&lanes))
+    (m, tree16(&lanes))
 }
 
 /// Adds `count` positions to the outputs of `S::QUERIES` queries (or half of them).

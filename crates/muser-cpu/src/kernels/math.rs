@@ -42,15 +42,3 @@ pub(super) unsafe fn tanh<S: Simd>(x: S::F) -> S::F {
     let e = exp::<S>(S::f_add(x, x));
     S::f_sub(one, S::f_div(S::f_splat(2.0), S::f_add(e, one)))
 }
-
-/// Adds 16 lanes as a tree: `l[i] + l[i + 8]`, `+ 4`, `+ 2`, `+ 1`.
-#[inline(always)]
-pub(super) fn tree_sum(lanes: &[f32; 16]) -> f32 {
-    let mut l = *lanes;
-    for step in [8, 4, 2, 1] {
-        for i in 0..step {
-            l[i] += l[i + step];
-        }
-    }
-    l[0]
-}

@@ -4,11 +4,11 @@
 //! tiles of the run, panels of up to eight activation rows. A block is unpacked once and used by every panel while it is
 //! in the first-level cache; the accumulators of a run and one block of all activation rows fit in the second level.
 
-use muser_backend::arith::Segments;
+use muser_backend::arith::{Segments, tree16};
 use muser_gguf::GgmlType;
 
 use super::layout::{BlockShape, TILE_ROWS, ask};
-use super::math::{tanh, tree_sum};
+use super::math::tanh;
 use super::tile::PanelBlock;
 use super::unpack::{Class, Tile};
 use super::{Kernels, fused};
@@ -400,7 +400,7 @@ unsafe fn float_dots<S: Simd, const BYTES: usize, const BF16: bool>(
         for part in 0..parts {
             S::f_store(lanes.as_mut_ptr().add(part * S::N), acc[part]);
         }
-        *sum = tree_sum(&lanes);
+        *sum = tree16(&lanes);
     }
     sums
 }

@@ -13,10 +13,10 @@ use crate::driver::{Buffer, Launch};
 use crate::forward::{digits_many_launch, digits_split_launch, head_layout};
 use crate::kernels::{DigitArgs, RopeArgs, TransposeArgs, Tuning};
 
-/// Checks both widths; returns how many values were compared.
-pub(super) fn check(card: &Card<'_>, random: &mut Random) -> Result<usize, CudaError> {
+/// Checks these widths; returns how many values were compared.
+pub(super) fn check(card: &Card<'_>, widths: &[Digits], random: &mut Random) -> Result<usize, CudaError> {
     let mut compared = 0;
-    for kv in [Digits::Two, Digits::One] {
+    for &kv in widths {
         compared += heads(card, kv, random)?;
         for shape in [
             Shape { group: 16, rows: 1, start: 300, window: 0 },

@@ -11,6 +11,8 @@ mod steps;
 
 use std::sync::Arc;
 
+use muser_backend::KvType;
+use muser_backend::arith::attention::Digits;
 use muser_backend::conformance::Random;
 use muser_gguf::GgmlType;
 
@@ -41,6 +43,7 @@ pub fn run(index: usize) -> Result<Report, CudaError> {
     let compared = products::check(&card, &products::all_types(), Extent::FULL, &mut random)?;
     let compared = compared + rounding(&card, &rounded::TYPES, &mut random)?;
     let steps = steps::check(&card, &mut random)? + draft::select(&card, &mut random)?;
+    let steps = steps + digits::check(&card, &[Digits::Two, Digits::One], &mut random)?;
     Ok(Report { compared: compared + steps + draft::check(&card, &mut random)? })
 }
 
@@ -55,8 +58,13 @@ fn rounding(card: &Card<'_>, types: &[GgmlType], random: &mut Random) -> Result<
     products::check(&Card { products: &products, ..*card }, &types, Extent::ROUNDED, random)
 }
 
-/// The short form, for products of these weight types.
-pub(crate) fn at_start(card: &Card<'_>, types: &[GgmlType], prefill: Prefill) -> Result<Report, CudaError> {
+/// The short form, for products of these weight types and attention over K and V stored like this.
+pub(crate) fn at_start(
+    card: &Card<'_>,
+    types: &[GgmlType],
+    prefill: Prefill,
+    kv: KvType,
+) -> Result<Report, CudaError> {
     let mut random = Random::new(8);
     let mut products: Vec<Vec<GgmlType>> =
         types.iter().filter(|ty| AnyKind::of(**ty).is_some()).map(|ty| vec![*ty]).collect();
@@ -69,7 +77,7 @@ pub(crate) fn at_start(card: &Card<'_>, types: &[GgmlType], prefill: Prefill) ->
         compared += rounding(card, types, &mut random)?;
     }
     let steps = steps::check(card, &mut random)? + draft::select(card, &mut random)?;
-    let steps = steps + digits::check(card, &mut random)?;
+    let steps = steps + digits::check(card, kv.digits().as_slice(), &mut random)?;
     Ok(Report { compared: compared + steps })
 }
 
