@@ -14,5 +14,5 @@ mod weights;
 pub use dflash::{DFLASH_ARCHITECTURE, DflashConfig, Draft, DraftLayer};
 pub use error::ModelError;
 pub use geometry::{ARCHITECTURE, Geometry};
-pub use vision::{Projector, VISION_ARCHITECTURE, VisionConfig};
+pub use vision::{LayerNorm, Linear, Projector, TowerLayer, VISION_ARCHITECTURE, VisionConfig};
 pub use weights::{LayerWeights, Matrix, Model};

@@ -1,16 +1,16 @@
 //! The vision projector file (`mmproj`): configuration and tensor contract.
 //!
-//! The file holds a vision tower and an adapter to the width of the text model. Nothing computes with it yet; what is
-//! here makes a wrong or damaged projector an error when it is loaded, and not when the first image comes.
+//! The file holds a vision tower and an adapter to the width of the text model. What is here makes a wrong or damaged
+//! projector an error when it is loaded, and not when the first image comes.
 
-use std::path::Path;
-use std::sync::Arc;
+mod bind;
 
-use muser_gguf::GgufFile;
+use muser_gguf::{GgufFile, Value};
 
+use crate::ModelError;
 use crate::geometry::Keys;
-use crate::weights::Binder;
-use crate::{Geometry, ModelError};
+
+pub use bind::{LayerNorm, Linear, Projector, TowerLayer};
 
 /// Architecture name of a projector in a GGUF file.
 pub const VISION_ARCHITECTURE: &str = "clip";
@@ -60,6 +60,21 @@ impl VisionConfig {
         self.image / (self.patch * self.merge)
     }
 
+    /// Pixels of a side of a token.
+    pub fn unit(&self) -> usize {
+        self.patch * self.merge
+    }
+
+    /// Values of a patch: its pixels' colours.
+    pub fn patch_values(&self) -> usize {
+        3 * self.patch * self.patch
+    }
+
+    /// Values that the patches of a token have together.
+    pub fn merged(&self) -> usize {
+        self.hidden * self.merge * self.merge
+    }
+
     /// Does the layer see the whole image? The others see windows.
     pub fn is_full(&self, layer: usize) -> bool {
         (layer + 1).is_multiple_of(4) || layer + 1 == self.layers
@@ -76,6 +91,7 @@ impl VisionConfig {
         if kind != PROJECTOR_TYPE {
             return Err(keys.wrong("projector_type", format!("{PROJECTOR_TYPE:?}"), format!("{kind:?}")));
         }
+        refuse_contradictions(&keys)?;
         let config = VisionConfig {
             layers: keys.size("vision.block_count", MAX_LAYERS)?,
             hidden: keys.size("vision.embedding_length", MAX_WIDTH)?,
@@ -94,7 +110,7 @@ impl VisionConfig {
             let expected = format!("heads that divide {} into multiples of 4", config.hidden);
             return Err(keys.wrong("vision.attention.head_count", expected, config.heads));
         }
-        let unit = config.patch * config.merge;
+        let unit = config.unit();
         if !config.image.is_multiple_of(unit) {
             return Err(keys.wrong("vision.image_size", format!("a multiple of {unit}"), config.image));
         }
@@ -105,53 +121,12 @@ impl VisionConfig {
     }
 }
 
-/// A projector whose tensors have been checked.
-#[derive(Clone, Debug)]
-pub struct Projector {
-    /// The file.
-    pub file: Arc<GgufFile>,
-    /// Shape and constants.
-    pub config: VisionConfig,
-    /// Width between the two layers of the adapter.
-    pub adapter: usize,
-}
-
-impl Projector {
-    /// Opens a file and checks it.
-    pub fn load(path: impl AsRef<Path>) -> Result<Projector, ModelError> {
-        Projector::from_gguf(Arc::new(GgufFile::open(path)?))
-    }
-
-    /// Checks an open file against the contract of the architecture.
-    pub fn from_gguf(file: Arc<GgufFile>) -> Result<Projector, ModelError> {
-        let config = VisionConfig::from_gguf(&file)?;
-        let binder = Binder { file: &file };
-        // No key has the adapter's inner width.
-        let adapter =
-            file.tensor("mm.0.weight").and_then(|tensor| tensor.dims.get(1)).map_or(1, |dim| *dim as usize);
-        for (name, shape) in contract(&config, adapter) {
-            binder.tensor(&name, &shape)?;
-        }
-        Ok(Projector { file, config, adapter })
-    }
-
-    /// Do the rows that come out fit the text model?
-    pub fn check_target(&self, target: &Geometry) -> Result<(), ModelError> {
-        if self.config.projection == target.hidden {
-            return Ok(());
-        }
-        let keys = Keys { file: &self.file, prefix: VISION_ARCHITECTURE };
-        let expected = format!("{}, the width of the text model", target.hidden);
-        Err(keys.wrong("vision.projection_dim", expected, self.config.projection))
-    }
-}
-
 /// All tensors: names and shapes.
 fn contract(c: &VisionConfig, adapter: usize) -> Vec<(String, Vec<usize>)> {
     let mut all = vec![
         ("v.patch_embd.weight".to_owned(), vec![c.patch, c.patch, 3, c.hidden]),
         ("v.position_embd.weight".to_owned(), vec![c.hidden, c.grid() * c.grid()]),
-        ("mm.0.weight".to_owned(), vec![c.hidden * c.merge * c.merge, adapter]),
+        ("mm.0.weight".to_owned(), vec![c.merged(), adapter]),
         ("mm.1.weight".to_owned(), vec![adapter, adapter]),
         ("mm.2.weight".to_owned(), vec![adapter, c.projection]),
     ];
@@ -179,6 +154,53 @@ fn contract(c: &VisionConfig, adapter: usize) -> Vec<(String, Vec<usize>)> {
         }
     }
     all
+}
+
+/// Keys of the same architecture name that would have another tower computed than ours, with the value that ours has. A file need
+/// not have them; one that says something else was made for other arithmetic.
+const OURS: [(&str, Value<'static>); 8] = [
+    ("has_audio_encoder", Value::Bool(false)),
+    ("has_llava_projector", Value::Bool(false)),
+    ("use_gelu", Value::Bool(true)),
+    ("use_silu", Value::Bool(false)),
+    ("vision.use_gelu", Value::Bool(true)),
+    ("vision.use_silu", Value::Bool(false)),
+    ("vision.projector_type", Value::String(PROJECTOR_TYPE)),
+    ("vision.n_wa_pattern", Value::U32(4)),
+];
+
+/// Keys that no such tower has.
+const NOBODYS: [&str; 7] = [
+    "vision.feature_layer",
+    "vision.wa_layer_indexes",
+    "vision.is_deepstack_layers",
+    "vision.projector.scale_factor",
+    "vision.image_grid_pinpoints",
+    "vision.attention.head_count_kv",
+    "vision.rope.freq_base",
+];
+
+fn refuse_contradictions(keys: &Keys<'_>) -> Result<(), ModelError> {
+    for (name, ours) in OURS {
+        if let Some(found) = keys.file.get(&keys.key(name))
+            && !same(&found, &ours)
+        {
+            return Err(keys.wrong(name, format!("{ours:?}, or no such key"), format!("{found:?}")));
+        }
+    }
+    match NOBODYS.iter().find(|name| keys.file.get(&keys.key(name)).is_some()) {
+        Some(name) => Err(keys.wrong(name, "no such key: this tower has nothing of the kind", "one")),
+        None => Ok(()),
+    }
+}
+
+fn same(found: &Value<'_>, ours: &Value<'_>) -> bool {
+    match (found, ours) {
+        (Value::Bool(found), Value::Bool(ours)) => found == ours,
+        (Value::String(found), Value::String(ours)) => found == ours,
+        (Value::U32(found), Value::U32(ours)) => found == ours,
+        _ => false,
+    }
 }
 
 fn channels(keys: &Keys<'_>, name: &str) -> Result<[f32; 3], ModelError> {

@@ -151,7 +151,18 @@ impl Binder<'_> {
 
     /// A matrix with its optional per-tensor factor.
     pub(crate) fn matrix(&self, stem: &str, cols: usize, rows: usize) -> Result<Matrix, ModelError> {
-        let tensor = self.tensor(&format!("{stem}.weight"), &[cols, rows])?;
+        self.shaped_matrix(stem, &[cols, rows], cols, rows)
+    }
+
+    /// A matrix whose inputs are spread over several dimensions of the file.
+    pub(crate) fn shaped_matrix(
+        &self,
+        stem: &str,
+        shape: &[usize],
+        cols: usize,
+        rows: usize,
+    ) -> Result<Matrix, ModelError> {
+        let tensor = self.tensor(&format!("{stem}.weight"), shape)?;
         if !tensor.ty.is_decodable() || tensor.ty == GgmlType::Q8_K {
             let (expected, found) = ("a type that muser can multiply with", tensor.ty.name());
             let hint = "take a file quantised to Q2_K, Q3_K, IQ4_XS or more bits";
@@ -174,6 +185,18 @@ impl Binder<'_> {
     pub(crate) fn vector(&self, stem: &str, len: usize) -> Result<Vec<f32>, ModelError> {
         let tensor = self.tensor(&format!("{stem}.weight"), &[len])?;
         self.floats(tensor, len)
+    }
+
+    /// The vector that is added to a product or a norm, copied out as f32.
+    pub(crate) fn bias(&self, stem: &str, len: usize) -> Result<Vec<f32>, ModelError> {
+        let tensor = self.tensor(&format!("{stem}.bias"), &[len])?;
+        self.floats(tensor, len)
+    }
+
+    /// A table of `rows` rows of `cols` values, copied out as f32.
+    pub(crate) fn table(&self, stem: &str, cols: usize, rows: usize) -> Result<Vec<f32>, ModelError> {
+        let tensor = self.tensor(&format!("{stem}.weight"), &[cols, rows])?;
+        self.floats(tensor, cols * rows)
     }
 
     fn scale(&self, stem: &str) -> Result<f32, ModelError> {
@@ -214,6 +237,6 @@ impl Binder<'_> {
     }
 }
 
-fn wrong(name: &str, expected: impl Into<String>, found: impl Into<String>) -> ModelError {
+pub(crate) fn wrong(name: &str, expected: impl Into<String>, found: impl Into<String>) -> ModelError {
     ModelError::Tensor { name: name.to_owned(), expected: expected.into(), found: found.into() }
 }
