@@ -5,8 +5,8 @@
 // turn. Same units, same additions, same bits.
 #include "attention_digits.cuh"
 
-#ifndef SPLIT_WARPS
-#define SPLIT_WARPS 4
+#ifndef SPLIT_UNITS  // units of a block that are computed side by side
+#define SPLIT_UNITS 4
 #endif
 #ifndef MANY_WARPS
 #define MANY_WARPS 8
@@ -49,34 +49,105 @@ template <int D> DEVICE void seek(Item& item, u32& index, u32 i, const DigitArgs
   }
 }
 
-// One block per turn; warp u computes units u, u + SPLIT_WARPS, ... The next turn's place is known and its K and V are
-// fetched as soon as this turn's have been used. Blocks that this step does not write are fetched before the wait.
+// --- a quarter of a unit with a warp: positions 16 m + 4 t + 0..3 of it (quarter m), and dims 32 m .. 32 m + 31
+//
+// A step runs this code once per layer, between kernels that bring their own: what it costs is fetching its instructions. So
+// a unit is four warps' with a quarter of the instructions each, not one warp's.
+
+// What the warps of a unit tell each other.
+struct Shared {
+  float p[4][16][16];  // [quarter][row][position % 16]
+  float peak[4][16];   // [quarter][row] largest p'
+  uint4 x[4][32];      // [quarter][lane] digits: high of rows g and g + 8, low of both
+};
+
+// The threads of one of the units that are computed side by side.
+DEVICE void unit_sync(int place) { asm volatile("bar.sync %0, 128;" ::"r"(place + 1) : "memory"); }
+
+// p' of rows g and g + 8; p goes to the other warps.
+DEVICE void quarter_weights(float (&x)[2][4], Shared& sh, const float (&s)[2][4], const float (&f)[2], u32 scales, int first,
+                            const Rows2& rows, int m, int g, int t) {
+  const u32 at = scales + (16 * m + 4 * t) * 4;
+  const uint4 ku = lds128(at), vu = lds128(at + 256);
+  const u32 kb[4] = {ku.x, ku.y, ku.z, ku.w}, vb[4] = {vu.x, vu.y, vu.z, vu.w};
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    float p[4], largest = 0.f;
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+      const int position = first + 16 * m + 4 * t + e;
+      const float v = exp2_exact(__fmul_rn(__fmul_rn(s[e >> 1][2 * h + (e & 1)], __uint_as_float(kb[e])), f[h]));
+      p[e] = position >= rows.lo[h] && position <= rows.hi[h] ? v : 0.f;
+      x[h][e] = __fmul_rn(p[e], __uint_as_float(vb[e]));
+      largest = fmaxf(largest, x[h][e]);
+    }
+    if (!(fabsf(f[h]) <= 3.402823466e38f)) p[0] = __int_as_float(0x7FC00000);
+    *(float4*)&sh.p[m][g + 8 * h][4 * t] = make_float4(p[0], p[1], p[2], p[3]);
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+    if (t == 0) sh.peak[m][g + 8 * h] = largest;
+  }
+}
+
+// The unit's sums of p: 4 rows a warp, 8 lanes a row.
+DEVICE float row_sum(const Shared& sh, int row, int lane) {
+  float sum[2];
+#pragma unroll
+  for (int k = 0; k < 2; k++) {
+    const int at = (lane & 7) + 8 * k;
+    sum[k] = __fadd_rn(__fadd_rn(__fadd_rn(sh.p[0][row][at], sh.p[1][row][at]), sh.p[2][row][at]), sh.p[3][row][at]);
+  }
+  float l = __fadd_rn(sum[0], sum[1]);
+#pragma unroll
+  for (int o = 4; o; o >>= 1) l = __fadd_rn(l, __shfl_xor_sync(~0u, l, o));
+  return l;
+}
+
+// The digits of p' go to the other warps; w: what weighs them.
+template <int D> DEVICE void quarter_digits(float (&w)[2], Shared& sh, const float (&x)[2][4], int m, int g, int lane) {
+  u32 hi[2], lo[2];
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    float largest = sh.peak[0][g + 8 * h];
+#pragma unroll
+    for (int i = 1; i < 4; i++) largest = fmaxf(largest, sh.peak[i][g + 8 * h]);
+    const float scale = code_scale<D>(w[h], largest);
+    code_digits(hi[h], lo[h], x[h], scale);
+  }
+  sh.x[m][lane] = make_uint4(hi[0], hi[1], lo[0], lo[1]);
+}
+
+// One block per turn, SPLIT_UNITS of its units at a time. The next turn's place is known and its K and V are fetched as soon
+// as this turn's have been used. Blocks that this step does not write are fetched before the wait, others as far as L2.
 template <int D> DEVICE void split(const DigitArgs& p) {
   extern __shared__ __align__(1024) u8 sh[];
+  __shared__ Shared shared[SPLIT_UNITS];
   __shared__ float uw[4][16], ul[4][16];
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
-  const u32 buf = smem_u32(sh) + warp * unit_bytes<D>();
-  float* uo = (float*)(sh + SPLIT_WARPS * unit_bytes<D>());  // [4][16][O_STRIDE]
-  constexpr int ROUNDS = 4 / SPLIT_WARPS;
+  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  const int place = threadIdx.x >> 7, member = threadIdx.x & 127, m = member >> 5;
+  const u32 buf = smem_u32(sh) + place * unit_bytes<D>();
+  Shared& mine = shared[place];
+  float* uo = (float*)(sh + SPLIT_UNITS * unit_bytes<D>());  // [4][16][O_STRIDE]
+  constexpr int ROUNDS = 4 / SPLIT_UNITS;
   constexpr int STEP_ROWS = 16;  // most rows that a sequence with split attention has in a step
 
   // Units that no row of the tile sees are neither fetched nor computed: their weight is 0.
   auto seen = [&](const Item& item, int round) {
-    const int first = item.first + (warp + round * SPLIT_WARPS) * 64;
+    const int first = item.first + (place + round * SPLIT_UNITS) * 64;
     const int end = item.end < 0 ? (int)(item.tile.pos + item.tile.count) : item.end;
     return first < end && (item.own || !p.window || first + 63 + (int)p.window > (int)item.tile.pos);
   };
   auto fetch_k = [&](bool on, const Item& item, int round) {
     if (on && seen(item, round)) {
-#pragma unroll 8
-      for (int i = lane; i < k_pieces<D>(); i += 32) stage_k<D>(buf, item.head, warp + round * SPLIT_WARPS, i);
+#pragma unroll 2
+      for (int i = member; i < k_pieces<D>(); i += 128) stage_k<D>(buf, item.head, place + round * SPLIT_UNITS, i);
     }
     cp_commit();
   };
   auto fetch_v = [&](bool on, const Item& item, int round) {
     if (on && seen(item, round)) {
-#pragma unroll 8
-      for (int i = lane; i < v_pieces<D>(); i += 32) stage_v<D>(buf, item.head, warp + round * SPLIT_WARPS, i);
+#pragma unroll 2
+      for (int i = member; i < v_pieces<D>(); i += 128) stage_v<D>(buf, item.head, place + round * SPLIT_UNITS, i);
     }
     cp_commit();
   };
@@ -93,6 +164,8 @@ template <int D> DEVICE void split(const DigitArgs& p) {
     if (old) {
       fetch_k(true, next, 0);
       fetch_v(true, next, 0);
+    } else if (seen(next, 0)) {
+      prefetch_unit<D>(next.head, place, member);
     }
   }
   if (blockIdx.x >= count && blockIdx.x) return;  // makes room for the kernels to come; one has to wait
@@ -115,43 +188,58 @@ template <int D> DEVICE void split(const DigitArgs& p) {
     }
     Rows2 rows = visible(p, now.tile, g, now.end);
     if (now.own) rows.lo[0] = rows.lo[1] = 0;
-#pragma unroll
+#pragma unroll 1
     for (int round = 0; round < ROUNDS; round++) {
       const bool last = round == ROUNDS - 1;
-      const int unit = warp + round * SPLIT_WARPS;
+      const int unit = place + round * SPLIT_UNITS;
       const bool on = seen(now, round);
-      float s[8][4];
-      Weights a;
-      a.w[0] = a.w[1] = a.l[0] = a.l[1] = 0.f;
+      float x[2][4];
       cp_wait<1>();
-      __syncwarp();
+      unit_sync(place);
       if (on) {
-        unit_scores<D>(s, q, buf, lane);
-        unit_weights<D>(a, s, q.f, buf + unit_scales<D>(), now.first + unit * 64, rows, t);
+        float s[2][4];
+        unit_scores<D>(s, q, buf, 2 * m, lane);
+        quarter_weights(x, mine, s, q.f, buf + unit_scales<D>(), now.first + unit * 64, rows, m, g, t);
       }
-      __syncwarp();
+      unit_sync(place);
       fetch_k(!last || more, last ? next : now, last ? 0 : round + 1);
-      if (t == 0) {
-        uw[unit][g] = a.w[0]; uw[unit][g + 8] = a.w[1];
-        ul[unit][g] = a.l[0]; ul[unit][g + 8] = a.l[1];
+      float w[2] = {0.f, 0.f}, l = 0.f;
+      if (on) {
+        quarter_digits<D>(w, mine, x, m, g, lane);
+        l = row_sum(mine, 4 * m + (lane >> 3), lane);
+      }
+      if ((lane & 7) == 0) ul[unit][4 * m + (lane >> 3)] = l;
+      if (m == 0 && t == 0) {
+        uw[unit][g] = w[0];
+        uw[unit][g + 8] = w[1];
       }
       cp_wait<1>();
-      __syncwarp();
+      unit_sync(place);
       if (on) {
+        Weights a;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          const uint4 d = mine.x[i][lane];
+          a.hi[i >> 1][2 * (i & 1)] = d.x;
+          a.hi[i >> 1][2 * (i & 1) + 1] = d.y;
+          a.lo[i >> 1][2 * (i & 1)] = d.z;
+          a.lo[i >> 1][2 * (i & 1) + 1] = d.w;
+        }
         float* o = uo + (unit * 16 + g) * O_STRIDE + 2 * t;
 #pragma unroll
-        for (int nt = 0; nt < 16; nt++) {
+        for (int i = 0; i < 4; i++) {
           float v[4];
+          const int nt = 4 * m + i;
           unit_values<D>(v, a, buf, nt, lane);
           *(float2*)(o + 8 * nt) = make_float2(v[0], v[1]);
           *(float2*)(o + 8 * O_STRIDE + 8 * nt) = make_float2(v[2], v[3]);
         }
       }
-      __syncwarp();
+      unit_sync(place);
       fetch_v(!last || more, last ? next : now, last ? 0 : round + 1);
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < 16 * 32; i += SPLIT_WARPS * 32) {
+    for (int i = threadIdx.x; i < 16 * 32; i += SPLIT_UNITS * 128) {
       const int row = i >> 5, d = (i & 31) * 4;
       float4 b = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
@@ -174,8 +262,8 @@ template <int D> DEVICE void split(const DigitArgs& p) {
   }
 }
 
-extern "C" __global__ void __launch_bounds__(SPLIT_WARPS * 32, 1) digits_split_2(const __grid_constant__ DigitArgs p) { split<2>(p); }
-extern "C" __global__ void __launch_bounds__(SPLIT_WARPS * 32, 1) digits_split_1(const __grid_constant__ DigitArgs p) { split<1>(p); }
+extern "C" __global__ void __launch_bounds__(SPLIT_UNITS * 128, 1) digits_split_2(const __grid_constant__ DigitArgs p) { split<2>(p); }
+extern "C" __global__ void __launch_bounds__(SPLIT_UNITS * 128, 1) digits_split_1(const __grid_constant__ DigitArgs p) { split<1>(p); }
 
 // Each warp multiplies for itself.
 struct OwnProducts {
@@ -183,7 +271,7 @@ struct OwnProducts {
   DEVICE static int last_warp(int warp) { return warp; }
   DEVICE static void after_copy() {}
   template <int D> DEVICE static void scores(float (&s)[8][4], const Queries& q, u32 base, int lane) {
-    unit_scores<D>(s, q, base, lane);
+    unit_scores<D>(s, q, base, 0, lane);
   }
   template <int D> DEVICE static void values(float (&o)[16][4], const Weights& a, u32 base, int lane) {
 #pragma unroll

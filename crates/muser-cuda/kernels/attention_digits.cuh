@@ -64,6 +64,17 @@ template <int D> DEVICE void stage_v(u32 dst, const u8* head, int unit, int i) {
 }
 template <int D> __device__ constexpr int v_pieces() { return D * 512; }
 
+// Brings a unit that is not complete yet into L2, so that fetching it later is short. `i` in 0..127.
+template <int D> DEVICE void prefetch_unit(const u8* head, int unit, int i) {
+  auto line = [](const u8* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); };
+#pragma unroll
+  for (int plane = 0; plane < D; plane++) {
+    if (i < 64) line(head + plane * PLANE + (unit * 64 + i) * 128);
+    line(head + v_at<D>() + plane * PLANE + i * 256 + unit * 64);
+  }
+  if (i < 4) line(head + scales_at<D>() + (i >> 1) * 1024 + unit * 256 + (i & 1) * 128);
+}
+
 // --- tensor cores
 DEVICE void mma_s8(int (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -120,13 +131,14 @@ DEVICE Rows2 visible(const DigitArgs& p, const Tile& tile, int g, int end) {
 }
 
 // --- one unit
-template <int D> DEVICE void unit_scores(float (&s)[8][4], const Queries& q, u32 base, int lane) {
+// Of TILES times 8 columns from tile `first` on.
+template <int D, int TILES> DEVICE void unit_scores(float (&s)[TILES][4], const Queries& q, u32 base, int first, int lane) {
 #pragma unroll
-  for (int j = 0; j < 8; j++) {
+  for (int j = 0; j < TILES; j++) {
     int high[4] = {0, 0, 0, 0}, mixed[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-      const u32 at = base + (8 * j + (lane & 7)) * 128 + (((4 * h + (lane >> 3)) ^ (lane & 7)) << 4);
+      const u32 at = base + (8 * (first + j) + (lane & 7)) * 128 + (((4 * h + (lane >> 3)) ^ (lane & 7)) << 4);
       u32 k[4];
       ldmatrix4(k, at);
       mma_s8(high, q.hi[2 * h], k[0], k[1]);
@@ -162,6 +174,23 @@ DEVICE float exp2_exact(float s) {
   p = __fmaf_rn(p, r, 0.693147f);
   p = __fmaf_rn(p, r, 1.f);
   return __int_as_float(__float_as_int(p) + (__float_as_int(t) << 23));
+}
+
+// 2^(14 - e) for the largest p' of a unit, and what weighs the codes; both 0 where nothing counts.
+template <int D> DEVICE float code_scale(float& weight, float largest) {
+  const u32 exponent = __float_as_uint(largest) & 0x7F800000u;
+  const bool zero = exponent < 17u << 23;
+  weight = zero ? 0.f : __uint_as_float(exponent - (13u << 23) + (D == 2 ? 8u << 23 : 0u));
+  return zero ? 0.f : __uint_as_float((267u << 23) - exponent);
+}
+
+// x + 128 in the low bits: the high digit is its second byte, the low one its first with the top bit turned.
+DEVICE void code_digits(u32& hi, u32& lo, const float (&x)[4], float scale) {
+  u32 b[4];
+#pragma unroll
+  for (int e = 0; e < 4; e++) b[e] = __float_as_uint(__fmaf_rn(x[e], scale, RINT + 128.f));
+  lo = __byte_perm(__byte_perm(b[0], b[1], 0x0040), __byte_perm(b[2], b[3], 0x0040), 0x5410) ^ 0x80808080u;
+  hi = __byte_perm(__byte_perm(b[0], b[1], 0x0051), __byte_perm(b[2], b[3], 0x0051), 0x5410);
 }
 
 // `first`: position of the unit's first column, in the terms of `rows`.
@@ -201,20 +230,11 @@ DEVICE void unit_weights(Weights& a, float (&s)[8][4], const float (&f)[2], u32 
     if (!(fabsf(f[h]) <= 3.402823466e38f)) a.l[h] = __int_as_float(0x7FC00000);
     largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
     largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-    const u32 exponent = __float_as_uint(largest) & 0x7F800000u;
-    const bool zero = exponent < 17u << 23;
-    const float scale = zero ? 0.f : __uint_as_float((267u << 23) - exponent);
-    a.w[h] = zero ? 0.f : __uint_as_float(exponent - (13u << 23) + (D == 2 ? 8u << 23 : 0u));
-    // x + 128 in the low bits: the high digit is its second byte, the low one its first with the top bit turned.
+    const float scale = code_scale<D>(a.w[h], largest);
 #pragma unroll
     for (int m = 0; m < 4; m++) {
-      u32 b[4];
-#pragma unroll
-      for (int e = 0; e < 4; e++) b[e] = __float_as_uint(__fmaf_rn(x[4 * m + e], scale, RINT + 128.f));
-      const u32 lo = __byte_perm(__byte_perm(b[0], b[1], 0x0040), __byte_perm(b[2], b[3], 0x0040), 0x5410);
-      a.hi[m >> 1][2 * (m & 1) + h] =
-          __byte_perm(__byte_perm(b[0], b[1], 0x0051), __byte_perm(b[2], b[3], 0x0051), 0x5410);
-      a.lo[m >> 1][2 * (m & 1) + h] = lo ^ 0x80808080u;
+      const float v[4] = {x[4 * m], x[4 * m + 1], x[4 * m + 2], x[4 * m + 3]};
+      code_digits(a.hi[m >> 1][2 * (m & 1) + h], a.lo[m >> 1][2 * (m & 1) + h], v, scale);
     }
   }
 }

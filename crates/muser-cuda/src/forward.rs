@@ -100,9 +100,9 @@ fn unit_bytes(digits: Digits) -> u32 {
 
 /// Shape of `digits_split_*` on so many CTAs.
 pub(crate) fn digits_split_launch(digits: Digits, tuning: &Tuning, ctas: u32) -> Launch {
-    let warps = tuning.split_warps;
-    let shared_bytes = warps * unit_bytes(digits) + 4 * 16 * 132 * 4;
-    Launch { shared_bytes, ..Launch::new((ctas, 1), warps * 32) }
+    let units = tuning.split_units;
+    let shared_bytes = units * unit_bytes(digits) + 4 * 16 * 132 * 4;
+    Launch { shared_bytes, ..Launch::new((ctas, 1), units * 128) }
 }
 
 /// Shape of `digits_many_*` and `digits_wide_*`.

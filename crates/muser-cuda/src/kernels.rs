@@ -164,6 +164,8 @@ pub struct Tuning {
     pub stages: u32,
     /// Warps of the split attention kernel.
     pub split_warps: u32,
+    /// Units of a block that decode attention in digits computes side by side.
+    pub split_units: u32,
     /// Warps of the many-row attention kernel.
     pub many_warps: u32,
 }
@@ -173,13 +175,32 @@ impl Tuning {
     pub fn of(arch: u32) -> Self {
         match arch {
             // 227 KiB of shared memory a CTA
-            90 | 100 | 101 | 103 | 110 => {
-                Self { tokens: 128, warp_row_tiles: 2, stages: 2, split_warps: 4, many_warps: 8 }
-            }
+            90 | 100 | 101 | 103 | 110 => Self {
+                tokens: 128,
+                warp_row_tiles: 2,
+                stages: 2,
+                split_warps: 4,
+                split_units: 4,
+                many_warps: 8,
+            },
             // 163 KiB
-            80 | 87 => Self { tokens: 64, warp_row_tiles: 2, stages: 2, split_warps: 4, many_warps: 8 },
+            80 | 87 => Self {
+                tokens: 64,
+                warp_row_tiles: 2,
+                stages: 2,
+                split_warps: 4,
+                split_units: 2,
+                many_warps: 8,
+            },
             // 99 KiB
-            _ => Self { tokens: 32, warp_row_tiles: 1, stages: 2, split_warps: 2, many_warps: 4 },
+            _ => Self {
+                tokens: 32,
+                warp_row_tiles: 1,
+                stages: 2,
+                split_warps: 2,
+                split_units: 1,
+                many_warps: 4,
+            },
         }
     }
 }
@@ -211,6 +232,7 @@ impl KernelFile {
             "attention" | "attention_digits" => {
                 options.push(format!("-DMANY_STAGES={}", tuning.many_stages()));
                 options.push(format!("-DSPLIT_WARPS={}", tuning.split_warps));
+                options.push(format!("-DSPLIT_UNITS={}", tuning.split_units));
                 options.push(format!("-DMANY_WARPS={}", tuning.many_warps));
             }
             _ => {}
