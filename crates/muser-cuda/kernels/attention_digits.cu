@@ -51,8 +51,54 @@ template <int D> DEVICE void seek(Item& item, u32& index, u32 i, const DigitArgs
 
 // --- a quarter of a unit with a warp: positions 16 m + 4 t + 0..3 of it (quarter m), and dims 32 m .. 32 m + 31
 //
-// A step runs this code once per layer, between kernels that bring their own: what it costs is fetching its instructions. So
-// a unit is four warps' with a quarter of the instructions each, not one warp's.
+// A token's attention is one chain of these steps, so it takes what their latencies take: four warps share a unit, and what
+// all warps need (queries, addresses at constant distances) is brought or computed once.
+
+constexpr int Q_STRIDE = 272;  // bytes from row to row of queries in shared memory: no bank twice
+
+// Queries of a tile and KV head on their way into shared memory, where all warps find them.
+struct QueryPieces {
+  static constexpr int N = SPLIT_UNITS == 1 ? 2 : 1;  // pieces of 16 bytes a thread; there are 256
+  u64 row[N];  // of a query; ~0 where the tile has none
+  uint4 bytes[N];
+  float f[N];
+  DEVICE void find(const DigitArgs& p, const Tile& tile, int kv_head) {
+#pragma unroll
+    for (int k = 0; k < N; k++) {
+      const int i = threadIdx.x + k * SPLIT_UNITS * 128, m = i >> 4, tok = m / (int)p.group;
+      const u64 at = (u64)(tile.row + tok) * p.heads + kv_head * (int)p.group + m % (int)p.group;
+      row[k] = i < 256 && tok < (int)tile.count ? at : ~0ull;
+    }
+  }
+  DEVICE void load(const DigitArgs& p) {
+#pragma unroll
+    for (int k = 0; k < N; k++) {
+      const bool on = row[k] != ~0ull;
+      bytes[k] = on ? __ldcg((const uint4*)(p.q + row[k] * 256) + (threadIdx.x & 15)) : make_uint4(0, 0, 0, 0);
+      f[k] = on ? __ldcg(p.f + row[k]) : 0.f;
+    }
+  }
+  DEVICE void store(u8* rows, float* factors) const {
+#pragma unroll
+    for (int k = 0; k < N; k++) {
+      const int i = threadIdx.x + k * SPLIT_UNITS * 128;
+      if (i >= 256) return;
+      *(uint4*)(rows + (i >> 4) * Q_STRIDE + (i & 15) * 16) = bytes[k];
+      if ((i & 15) == 0) factors[i >> 4] = f[k];
+    }
+  }
+};
+
+DEVICE void take_queries(Queries& q, const u8* rows, const float* f, int lane) {
+  const u32 at = smem_u32(rows) + (lane & 15) * Q_STRIDE + (lane >> 4) * 16;
+#pragma unroll
+  for (int c = 0; c < 4; c++) {
+    ldmatrix4(q.hi[c], at + 32 * c);
+    ldmatrix4(q.lo[c], at + 128 + 32 * c);
+  }
+  q.f[0] = f[lane >> 2];
+  q.f[1] = f[(lane >> 2) + 8];
+}
 
 // What the warps of a unit tell each other.
 struct Shared {
@@ -117,16 +163,43 @@ template <int D> DEVICE void quarter_digits(float (&w)[2], Shared& sh, const flo
   sh.x[m][lane] = make_uint4(hi[0], hi[1], lo[0], lo[1]);
 }
 
+// The pieces of a unit (`stage_k`, `stage_v`) for 128 threads: a thread's pieces are at constant distances.
+template <int D> DEVICE void stage_keys(u32 dst, const u8* k, int i) {
+  const int position = i >> 3, c = i & 7, n = column_of(position);
+  dst += n * 128 + ((c ^ (n & 7)) << 4);
+  k += position * 128 + c * 16;
+#pragma unroll
+  for (int plane = 0; plane < D; plane++) {
+#pragma unroll
+    for (int r = 0; r < 4; r++) cp16(dst + plane * 8192 + r * 16 * 128, k + plane * PLANE + r * 16 * 128);
+  }
+}
+template <int D> DEVICE void stage_scales(u32 dst, const u8* head, int unit, int i) {
+  if (i < 32) cp16(dst + unit_scales<D>() + i * 16, head + scales_at<D>() + (i >> 4) * 1024 + unit * 256 + (i & 15) * 16);
+}
+template <int D> DEVICE void stage_values(u32 dst, const u8* v, int i) {
+  const int dim = i >> 2, c = i & 3;
+  dst += unit_v<D>() + dim * 64 + ((c ^ ((dim >> 1) & 3)) << 4);
+  v += v_at<D>() + dim * 256 + c * 16;
+#pragma unroll
+  for (int plane = 0; plane < D; plane++) {
+#pragma unroll
+    for (int r = 0; r < 4; r++) cp16(dst + plane * 8192 + r * 32 * 64, v + plane * PLANE + r * 32 * 256);
+  }
+}
+
 // One block per turn, SPLIT_UNITS of its units at a time. The next turn's place is known and its K and V are fetched as soon
 // as this turn's have been used. Blocks that this step does not write are fetched before the wait, others as far as L2.
 template <int D> DEVICE void split(const DigitArgs& p) {
   extern __shared__ __align__(1024) u8 sh[];
   __shared__ Shared shared[SPLIT_UNITS];
-  __shared__ float uw[4][16], ul[4][16];
+  __shared__ __align__(16) u8 query_rows[16 * Q_STRIDE];
+  __shared__ float query_f[16], uw[4][16], ul[4][16];
   const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
   const int place = threadIdx.x >> 7, member = threadIdx.x & 127, m = member >> 5;
   const u32 buf = smem_u32(sh) + place * unit_bytes<D>();
   Shared& mine = shared[place];
+  const int token[2] = {g / (int)p.group, (g + 8) / (int)p.group};
   float* uo = (float*)(sh + SPLIT_UNITS * unit_bytes<D>());  // [4][16][O_STRIDE]
   constexpr int ROUNDS = 4 / SPLIT_UNITS;
   constexpr int STEP_ROWS = 16;  // most rows that a sequence with split attention has in a step
@@ -139,15 +212,14 @@ template <int D> DEVICE void split(const DigitArgs& p) {
   };
   auto fetch_k = [&](bool on, const Item& item, int round) {
     if (on && seen(item, round)) {
-#pragma unroll 2
-      for (int i = member; i < k_pieces<D>(); i += 128) stage_k<D>(buf, item.head, place + round * SPLIT_UNITS, i);
+      stage_keys<D>(buf, item.head + (place + round * SPLIT_UNITS) * 64 * 128, member);
+      stage_scales<D>(buf, item.head, place + round * SPLIT_UNITS, member);
     }
     cp_commit();
   };
   auto fetch_v = [&](bool on, const Item& item, int round) {
     if (on && seen(item, round)) {
-#pragma unroll 2
-      for (int i = member; i < v_pieces<D>(); i += 128) stage_v<D>(buf, item.head, place + round * SPLIT_UNITS, i);
+      stage_values<D>(buf, item.head + (place + round * SPLIT_UNITS) * 64, member);
     }
     cp_commit();
   };
@@ -168,9 +240,12 @@ template <int D> DEVICE void split(const DigitArgs& p) {
       prefetch_unit<D>(next.head, place, member);
     }
   }
+  QueryPieces pieces;
+  if (blockIdx.x < count) pieces.find(p, next.tile, next.kv_head);
   if (blockIdx.x >= count && blockIdx.x) return;  // makes room for the kernels to come; one has to wait
   pdl_wait();
   if (blockIdx.x >= count) return;
+  pieces.load(p);
   if (!old) {
     fetch_k(true, next, 0);
     fetch_v(true, next, 0);
@@ -180,13 +255,19 @@ template <int D> DEVICE void split(const DigitArgs& p) {
   for (u32 item = blockIdx.x; item < count; item += gridDim.x) {
     const Item now = next;
     const bool more = item + gridDim.x < count;
-    if (more) seek<D>(next, index, item + gridDim.x, p, tiles, lane);
     if (now.tile.row != q_row || now.kv_head != q_head) {
-      load_queries(q, p, now.tile, now.kv_head, g, t);
+      if (item != blockIdx.x) {
+        pieces.find(p, now.tile, now.kv_head);
+        pieces.load(p);
+      }
+      pieces.store(query_rows, query_f);
+      __syncthreads();
+      take_queries(q, query_rows, query_f, lane);
       q_row = now.tile.row;
       q_head = now.kv_head;
     }
-    Rows2 rows = visible(p, now.tile, g, now.end);
+    if (more) seek<D>(next, index, item + gridDim.x, p, tiles, lane);
+    Rows2 rows = visible(p, now.tile, token, now.end);
     if (now.own) rows.lo[0] = rows.lo[1] = 0;
 #pragma unroll 1
     for (int round = 0; round < ROUNDS; round++) {
@@ -245,18 +326,15 @@ template <int D> DEVICE void split(const DigitArgs& p) {
 #pragma unroll
       for (int u = 0; u < 4; u++) {
         const float w = uw[u][row];
-        if (w != 0.f) {
-          const float4 v = *(const float4*)(uo + (u * 16 + row) * O_STRIDE + d);
-          b.x = __fmaf_rn(v.x, w, b.x); b.y = __fmaf_rn(v.y, w, b.y); b.z = __fmaf_rn(v.z, w, b.z); b.w = __fmaf_rn(v.w, w, b.w);
-        }
+        const float4 v = *(const float4*)(uo + (u * 16 + row) * O_STRIDE + d);
+        const float4 sum = make_float4(__fmaf_rn(v.x, w, b.x), __fmaf_rn(v.y, w, b.y), __fmaf_rn(v.z, w, b.z), __fmaf_rn(v.w, w, b.w));
+        b = w != 0.f ? sum : b;  // what an unseen unit left is not a value
       }
-      *(float4*)(p.part_o + (u64)item * 2048 + row * 128 + d) = b;
-      if (d == 0) {
-        float lb = 0.f;
+      float lb = 0.f;
 #pragma unroll
-        for (int u = 0; u < 4; u++) lb = __fadd_rn(lb, ul[u][row]);
-        p.part_l[(u64)item * 16 + row] = lb;
-      }
+      for (int u = 0; u < 4; u++) lb = __fadd_rn(lb, ul[u][row]);
+      *(float4*)(p.part_o + (u64)item * 2048 + row * 128 + d) = b;
+      if (d == 0) p.part_l[(u64)item * 16 + row] = lb;
     }
     __syncthreads();
   }

@@ -118,11 +118,12 @@ struct Rows2 {
 };
 
 // `end`: where the keys of all rows end; negative: each row is the last of its keys.
-DEVICE Rows2 visible(const DigitArgs& p, const Tile& tile, int g, int end) {
+// `token`: which of the tile's tokens the rows are of.
+DEVICE Rows2 visible(const DigitArgs& p, const Tile& tile, const int (&token)[2], int end) {
   Rows2 r;
 #pragma unroll
   for (int h = 0; h < 2; h++) {
-    const int tok = (g + 8 * h) / (int)p.group, pos = (int)tile.pos + tok;
+    const int tok = token[h], pos = (int)tile.pos + tok;
     const bool on = tok < (int)tile.count;
     r.hi[h] = !on ? -1 : end < 0 ? pos : end - 1;
     r.lo[h] = p.window && on ? max(0, pos - (int)p.window + 1) : 0;
@@ -279,7 +280,8 @@ template <int D, int WARPS, int STAGES, class Products> DEVICE void walk_tiles(c
   const bool on = warp <= last_tile;
   Tile tile = load_tile(p.tiles + grp.x + min(warp, last_tile));
   if (!on) tile.count = 0;
-  Rows2 rows = visible(p, tile, g, -1);
+  const int token[2] = {g / (int)p.group, (g + 8) / (int)p.group};
+  Rows2 rows = visible(p, tile, token, -1);
   Queries q;
   load_queries(q, p, tile, kv_head, g, t);
 #pragma unroll

@@ -27,7 +27,7 @@ DEVICE void hadamard(float (&x)[4], int lane) {
   x[1] = __fadd_rn(b, d);
   x[2] = __fsub_rn(a, c);
   x[3] = __fsub_rn(b, d);
-#pragma unroll
+#pragma unroll 1  // shorter code is faster here
   for (int o = 1; o < 32; o <<= 1) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
