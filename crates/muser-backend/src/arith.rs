@@ -21,11 +21,12 @@
 //!
 //! [`exp`] is one sequence of roundings, and so are the functions made of it: [`sigmoid`], [`silu_times`], [`tanh`].
 //!
-//! Attention has a module of its own: [`attention`].
+//! Attention has a module of its own: [`attention`]; so has what a vision tower does besides: [`vision`].
 //!
 //! So one row or many, one thread or many, any instruction set and any backend give the same bits.
 
 pub mod attention;
+pub mod vision;
 
 /// Segment counts by what a matrix is for. They are part of the numeric route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

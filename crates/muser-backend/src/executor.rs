@@ -1,11 +1,14 @@
 //! The one trait between the engine and a device.
 
-use muser_kv::{BlockId, KvGroup};
+use std::time::Duration;
 
-use muser_model::Draft;
+use muser_kv::{BlockId, KvGroup};
+use muser_model::{Draft, Projector};
 
 use crate::arith::attention::Digits;
-use crate::{DraftBatch, ExecError, StepBatch, StepOutput};
+use crate::arith::vision::PositionRule;
+use crate::tower::no_tower;
+use crate::{DraftBatch, ExecError, StepBatch, StepOutput, TowerImage, TowerInfo};
 
 /// Storage type of keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -157,6 +160,37 @@ pub trait Executor: Send {
         let _ = (batch, logits);
         Err(ExecError::Unsupported { backend: self.info().backend, what: "DFlash drafts".into() })
     }
+
+    /// Takes a vision tower in, or another one in place of the last. Steps are as before; KV and its route do not change.
+    ///
+    /// # Errors
+    /// [`ExecError::Unsupported`] where the backend has no tower or no kernel for the file.
+    fn attach_projector(&mut self, projector: Projector, rule: PositionRule) -> Result<(), ExecError> {
+        let _ = (projector, rule);
+        Err(ExecError::Unsupported { backend: self.info().backend, what: "vision towers".into() })
+    }
+
+    /// The attached tower.
+    fn tower(&self) -> Option<&TowerInfo> {
+        None
+    }
+
+    /// Begins the rows of a picture, dropping what an earlier one had begun. One picture is in work at a time.
+    fn begin_image(&mut self, image: &TowerImage) -> Result<(), ExecError> {
+        let _ = image;
+        Err(no_tower())
+    }
+
+    /// Goes on with the picture in work, for about `time` and at least one slice; steps may come between two calls. `true` when
+    /// `rows` holds its rows (tokens in raster order, [`TowerInfo::width`] values each) and nothing is in work any more. An
+    /// error ends the work, too.
+    fn encode_image(&mut self, time: Duration, rows: &mut Vec<f32>) -> Result<bool, ExecError> {
+        let _ = (time, rows);
+        Err(no_tower())
+    }
+
+    /// Gives the picture in work up.
+    fn drop_image(&mut self) {}
 
     /// Bytes per second that a plain read of the device's own memory reaches right now: what steps of few rows are
     /// measured against. `None` where the device computes from the host's memory.

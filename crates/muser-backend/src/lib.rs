@@ -12,9 +12,11 @@ mod error;
 mod executor;
 pub mod kv_layout;
 mod reference;
+mod tower;
 
 pub use batch::{Row, RowInput, RowWants, SeqRows, StepBatch, StepOutput, argmax, candidates};
 pub use draft::{DraftBatch, DraftSeq, check_draft, draft_mark};
 pub use error::ExecError;
 pub use executor::{DraftInfo, Executor, ExecutorInfo, KvCapacity, KvType, LentBlock};
 pub use reference::ReferenceExecutor;
+pub use tower::{TowerImage, TowerInfo, check_projector, no_image, no_tower, projector_mark};

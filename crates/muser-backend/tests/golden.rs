@@ -6,6 +6,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may fail that way")]
 
+mod support;
+
 use std::path::{Path, PathBuf};
 
 use muser_backend::{
@@ -13,37 +15,10 @@ use muser_backend::{
 };
 use muser_kv::{BLOCK_LEN, BlockId};
 use muser_model::Model;
+use support::Tensors;
 
 /// Largest error allowed, relative to the range of the reference logits.
 const BOUND: f32 = 2e-5;
-
-struct Tensors {
-    header: serde_json::Value,
-    data: Vec<u8>,
-}
-
-impl Tensors {
-    fn open(path: &Path) -> Self {
-        let bytes = std::fs::read(path).unwrap();
-        let len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-        Self { header: serde_json::from_slice(&bytes[8..8 + len]).unwrap(), data: bytes[8 + len..].to_vec() }
-    }
-
-    fn get<T>(&self, name: &str, dtype: &str, read: fn([u8; 4]) -> T) -> Vec<T> {
-        let info = &self.header[name];
-        assert_eq!(info["dtype"], dtype, "{name}");
-        let at = |i: usize| info["data_offsets"][i].as_u64().unwrap() as usize;
-        self.data[at(0)..at(1)].chunks_exact(4).map(|b| read(b.try_into().unwrap())).collect()
-    }
-
-    fn f32(&self, name: &str) -> Vec<f32> {
-        self.get(name, "F32", f32::from_le_bytes)
-    }
-
-    fn u32(&self, name: &str) -> Vec<u32> {
-        self.get(name, "I32", u32::from_le_bytes)
-    }
-}
 
 /// Logits of every position, run in chunks of the given sizes (cycled).
 fn logits(model: &Model, kv_type: KvType, ids: &[u32], chunks: &[usize]) -> Vec<f32> {

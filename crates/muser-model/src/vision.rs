@@ -50,6 +50,23 @@ pub struct VisionConfig {
 }
 
 impl VisionConfig {
+    /// The released shape.
+    pub fn released() -> VisionConfig {
+        VisionConfig {
+            layers: 50,
+            hidden: 1536,
+            ffn: 8960,
+            heads: 16,
+            patch: 14,
+            merge: 2,
+            image: 896,
+            projection: 6656,
+            norm_eps: 1e-5,
+            mean: [0.5; 3],
+            std: [0.5; 3],
+        }
+    }
+
     /// Values per head.
     pub fn head_dim(&self) -> usize {
         self.hidden / self.heads
@@ -122,7 +139,7 @@ impl VisionConfig {
 }
 
 /// All tensors: names and shapes.
-fn contract(c: &VisionConfig, adapter: usize) -> Vec<(String, Vec<usize>)> {
+pub(crate) fn contract(c: &VisionConfig, adapter: usize) -> Vec<(String, Vec<usize>)> {
     let mut all = vec![
         ("v.patch_embd.weight".to_owned(), vec![c.patch, c.patch, 3, c.hidden]),
         ("v.position_embd.weight".to_owned(), vec![c.hidden, c.grid() * c.grid()]),

@@ -11,17 +11,25 @@
 mod draft;
 mod kv;
 mod ops;
+mod tower;
+
+use std::time::Duration;
 
 use muser_kv::{BlockId, KvGroup};
-use muser_model::{Draft, LayerWeights, Matrix, Model};
+use muser_model::{Draft, LayerWeights, Matrix, Model, Projector};
 
 use self::draft::Drafter;
 use self::kv::{KvRow, KvStore, LayerShape};
+use self::tower::Tower;
+use crate::arith::vision::PositionRule;
 use crate::draft::{check_draft, draft_mark, draft_matrices};
+use crate::tower::{check_projector, no_image, no_tower};
 use crate::{
     DraftBatch, ExecError, Executor, ExecutorInfo, KvCapacity, KvType, RowInput, SeqRows, StepBatch,
-    StepOutput,
+    StepOutput, TowerImage, TowerInfo,
 };
+#[cfg(test)]
+pub(crate) use ops::gelu;
 
 /// Most rows of a step; any number would do.
 const MAX_ROWS: usize = 1024;
@@ -33,6 +41,7 @@ pub struct ReferenceExecutor {
     kv: KvStore,
     feature_layers: Vec<usize>,
     drafter: Option<Drafter>,
+    tower: Option<Tower>,
 }
 
 impl ReferenceExecutor {
@@ -72,7 +81,7 @@ impl ReferenceExecutor {
             features: 0,
             draft: None,
         };
-        Ok(Self { model, info, kv, feature_layers: Vec::new(), drafter: None })
+        Ok(Self { model, info, kv, feature_layers: Vec::new(), drafter: None, tower: None })
     }
 
     /// Input of the bottom layer: the (dequantised) embedding row or the given one, normalised without a weight.
@@ -283,6 +292,37 @@ impl Executor for ReferenceExecutor {
 
     fn has_draft_context(&self, block: BlockId, row: usize) -> bool {
         self.drafter.as_ref().is_none_or(|drafter| drafter.has_context(&self.kv, block, row))
+    }
+
+    fn attach_projector(&mut self, projector: Projector, rule: PositionRule) -> Result<(), ExecError> {
+        check_projector(&projector, &self.model.geometry, "scalar")?;
+        check_types(&projector.matrices().collect::<Vec<_>>())?;
+        self.tower = Some(Tower::new(projector, rule));
+        Ok(())
+    }
+
+    fn tower(&self) -> Option<&TowerInfo> {
+        self.tower.as_ref().map(|tower| &tower.info)
+    }
+
+    fn begin_image(&mut self, image: &TowerImage) -> Result<(), ExecError> {
+        let tower = self.tower.as_mut().ok_or_else(no_tower)?;
+        tower.check(image)?;
+        tower.image = Some(image.clone());
+        Ok(())
+    }
+
+    fn encode_image(&mut self, _time: Duration, rows: &mut Vec<f32>) -> Result<bool, ExecError> {
+        let tower = self.tower.as_mut().ok_or_else(no_tower)?;
+        let image = tower.image.take().ok_or_else(no_image)?;
+        *rows = tower.rows(&image)?;
+        Ok(true)
+    }
+
+    fn drop_image(&mut self) {
+        if let Some(tower) = &mut self.tower {
+            tower.image = None;
+        }
     }
 
     fn export_block(&self, group: KvGroup, block: BlockId, dst: &mut [u8]) -> Result<(), ExecError> {

@@ -35,6 +35,11 @@ fn rotate(x: &mut [f32], (i, j): (usize, usize), t: usize, pos: usize, theta: f3
 
 /// `sum_i a[i] * b[i]`, in eight interleaved f64 sums.
 pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
+    dot_wide(a, b) as f32
+}
+
+/// The same before it is rounded.
+pub(super) fn dot_wide(a: &[f32], b: &[f32]) -> f64 {
     let mut lanes = [0.0f64; 8];
     let (a8, a_rest) = a.as_chunks::<8>();
     let (b8, b_rest) = b.as_chunks::<8>();
@@ -44,12 +49,34 @@ pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
         }
     }
     let rest: f64 = a_rest.iter().zip(b_rest).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
-    (lanes.iter().sum::<f64>() + rest) as f32
+    lanes.iter().sum::<f64>() + rest
 }
 
 /// `1 / (1 + exp(-x))`.
 pub(super) fn sigmoid(x: f32) -> f32 {
     (1.0 / (1.0 + (-f64::from(x)).exp())) as f32
+}
+
+/// `x (1 + erf(x / sqrt 2)) / 2`.
+pub(crate) fn gelu(x: f64) -> f64 {
+    0.5 * x * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2))
+}
+
+/// `2 / sqrt(pi) exp(-x^2) sum 2^n x^(2n + 1) / (1 3 5 .. (2n + 1))`: all terms have one sign.
+fn erf(x: f64) -> f64 {
+    if x.is_nan() {
+        return x;
+    }
+    if x.abs() > 6.0 {
+        return x.signum();
+    }
+    let (mut term, mut sum, mut n) = (x, x, 0.0);
+    while term.abs() > 1e-17 * sum.abs() {
+        n += 1.0;
+        term *= 2.0 * x * x / (2.0 * n + 1.0);
+        sum += term;
+    }
+    std::f64::consts::FRAC_2_SQRT_PI * (-x * x).exp() * sum
 }
 
 /// `x * sigmoid(x)`.
@@ -82,6 +109,20 @@ mod tests {
         // The first pair turns by exactly `pos` radians.
         let angle = y[1].atan2(y[0]) - x[1].atan2(x[0]);
         assert!(((f64::from(angle) - 77.0).rem_euclid(std::f64::consts::TAU)).min(1e-5) <= 1e-5);
+    }
+
+    #[test]
+    fn erf_has_its_known_values() {
+        for (x, expected) in [
+            (0.0, 0.0),
+            (0.5, 0.520_499_877_813_046_5),
+            (1.0, 0.842_700_792_949_714_9),
+            (2.0, 0.995_322_265_018_952_7),
+            (5.0, 0.999_999_999_998_462_5),
+            (9.0, 1.0),
+        ] {
+            assert!((erf(x) - expected).abs() < 1e-15 && (erf(-x) + expected).abs() < 1e-15, "erf({x})");
+        }
     }
 
     #[test]

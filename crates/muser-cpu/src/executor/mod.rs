@@ -10,15 +10,19 @@ mod share;
 mod step;
 #[cfg(test)]
 mod tests;
+mod tower;
+
+use std::time::Duration;
 
 use muser_backend::arith::attention as attention_bits;
+use muser_backend::arith::vision::PositionRule;
 use muser_backend::{
     DraftBatch, ExecError, Executor, ExecutorInfo, KvCapacity, KvType, LentBlock, StepBatch, StepOutput,
-    arith, draft_mark,
+    TowerImage, TowerInfo, arith, check_projector, draft_mark, no_tower,
 };
 use muser_gguf::GgmlType;
 use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
-use muser_model::{Draft, Matrix, Model};
+use muser_model::{Draft, Matrix, Model, Projector};
 
 use crate::isa::Isa;
 use crate::kernels::Kernels;
@@ -35,6 +39,7 @@ use draft::round::RoundTarget;
 use kv::KvStore;
 use plan::Plan;
 use step::{StepContext, ThreadScratch};
+use tower::Tower;
 
 /// The numeric route with KV in f16; with digits it is [`arith::attention::route`].
 const ROUTE: &str = "cpu-2/f16";
@@ -86,6 +91,7 @@ pub struct CpuExecutor {
     inverse_frequencies: Vec<f64>,
     feature_layers: Vec<usize>,
     drafter: Option<Drafter>,
+    tower: Option<Tower>,
     /// Are there matrices of super-block types, of small-block types? A draft's do not count.
     forms: (bool, bool),
     repack: Repack,
@@ -177,6 +183,7 @@ impl CpuExecutor {
             inverse_frequencies,
             feature_layers: Vec::new(),
             drafter: None,
+            tower: None,
             forms,
             repack: options.repack,
             model,
@@ -358,6 +365,36 @@ impl Executor for CpuExecutor {
             first = next;
         }
         Ok(())
+    }
+
+    fn attach_projector(&mut self, projector: Projector, rule: PositionRule) -> Result<(), ExecError> {
+        check_projector(&projector, &self.model.geometry, "cpu")?;
+        if let Some(tower) = self.tower.take() {
+            self.description.repacked_bytes -= tower.copied_bytes();
+        }
+        let tower = Tower::new(projector, rule, self.repack, &mut self.pool)?;
+        self.description.repacked_bytes += tower.copied_bytes();
+        self.tower = Some(tower);
+        Ok(())
+    }
+
+    fn tower(&self) -> Option<&TowerInfo> {
+        self.tower.as_ref().map(|tower| &tower.info)
+    }
+
+    fn begin_image(&mut self, image: &TowerImage) -> Result<(), ExecError> {
+        self.tower.as_mut().ok_or_else(no_tower)?.begin(image)
+    }
+
+    fn encode_image(&mut self, time: Duration, rows: &mut Vec<f32>) -> Result<bool, ExecError> {
+        let tower = self.tower.as_mut().ok_or_else(no_tower)?;
+        tower.encode(self.kernels, &mut self.pool, time, rows)
+    }
+
+    fn drop_image(&mut self) {
+        if let Some(tower) = &mut self.tower {
+            tower.drop_image();
+        }
     }
 
     fn has_draft_context(&self, block: BlockId, row: usize) -> bool {

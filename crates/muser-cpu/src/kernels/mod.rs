@@ -25,6 +25,7 @@ pub(crate) mod rows;
 #[cfg(test)]
 mod tests;
 mod tile;
+pub(crate) mod tower;
 pub(crate) mod unpack;
 
 use std::ops::Range;
@@ -72,6 +73,12 @@ pub(crate) struct Kernels {
     pub(crate) combine_blocks: unsafe fn(*const f32, usize, usize, *mut f32, usize, &mut kv::Scratch),
     pub(crate) store_kv: unsafe fn(&KvView, BlockId, usize, *mut f32, *const f32),
     pub(crate) read_pass: unsafe fn(*const u8, usize) -> u64,
+    pub(crate) layer_norm: unsafe fn(*const f32, *const f32, *const f32, f32, *mut f32, usize),
+    pub(crate) bias_rope: unsafe fn(*mut f32, *const f32, usize, *const f32),
+    pub(crate) add_bias: unsafe fn(*mut f32, *const f32, usize),
+    pub(crate) add_product: unsafe fn(*mut f32, *const f32, *const f32, usize),
+    pub(crate) gelu: unsafe fn(*mut f32, *const f32, usize),
+    pub(crate) add_position: unsafe fn(*mut f32, &[(usize, f32); 4], *const f32, usize),
 }
 
 /// Kernels by the number of rows less one. With 32 registers there is one of every width (which
@@ -246,6 +253,37 @@ macro_rules! compile {
             unsafe fn read_pass(bytes: *const u8, len: usize) -> u64 {
                 probe::read_pass::<$simd>(bytes, len)
             }
+            $(#[$attr])*
+            unsafe fn layer_norm(
+                x: *const f32,
+                weight: *const f32,
+                bias: *const f32,
+                eps: f32,
+                out: *mut f32,
+                len: usize,
+            ) {
+                tower::layer_norm::<$simd>(x, weight, bias, eps, out, len);
+            }
+            $(#[$attr])*
+            unsafe fn bias_rope(x: *mut f32, bias: *const f32, dim: usize, rope: *const f32) {
+                tower::bias_rope::<$simd>(x, bias, dim, rope);
+            }
+            $(#[$attr])*
+            unsafe fn add_bias(x: *mut f32, bias: *const f32, len: usize) {
+                tower::add_bias::<$simd>(x, bias, len);
+            }
+            $(#[$attr])*
+            unsafe fn add_product(h: *mut f32, product: *const f32, bias: *const f32, len: usize) {
+                tower::add_product::<$simd>(h, product, bias, len);
+            }
+            $(#[$attr])*
+            unsafe fn gelu(x: *mut f32, bias: *const f32, len: usize) {
+                tower::gelu::<$simd>(x, bias, len);
+            }
+            $(#[$attr])*
+            unsafe fn add_position(x: *mut f32, taps: &[(usize, f32); 4], table: *const f32, hidden: usize) {
+                tower::add_position::<$simd>(x, taps, table, hidden);
+            }
 
             pub(super) static TABLE: Kernels = Kernels {
                 panels: [
@@ -277,6 +315,12 @@ macro_rules! compile {
                 combine_blocks,
                 store_kv,
                 read_pass,
+                layer_norm,
+                bias_rope,
+                add_bias,
+                add_product,
+                gelu,
+                add_position,
             };
         }
     };

@@ -9,6 +9,7 @@ mod draft;
 mod fill;
 mod output;
 mod plan;
+mod projector;
 mod vocabulary;
 
 use std::path::{Path, PathBuf};
@@ -17,7 +18,7 @@ use muser_gguf::{GgmlType, GgufHeader, GgufWriter};
 
 pub use plan::{Mix, Preset};
 
-use crate::{DflashConfig, Geometry, ModelError};
+use crate::{DflashConfig, Geometry, ModelError, VisionConfig};
 use fill::Fill;
 
 /// What to make.
@@ -107,6 +108,24 @@ pub fn draft_to_bytes(config: &DflashConfig, mix: Mix, seed: u64) -> Result<Vec<
     output::to_memory(&header, &tensors, seed)
 }
 
+/// Writes a projector, as [`write_draft`] writes a draft.
+pub fn write_projector(
+    path: impl AsRef<Path>,
+    config: &VisionConfig,
+    mix: Mix,
+    seed: u64,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<u64, ModelError> {
+    let (header, tensors) = projector::lay_out(config, mix, seed)?;
+    output::to_file(path.as_ref(), &header, &tensors, seed, progress)
+}
+
+/// The same file in memory.
+pub fn projector_to_bytes(config: &VisionConfig, mix: Mix, seed: u64) -> Result<Vec<u8>, ModelError> {
+    let (header, tensors) = projector::lay_out(config, mix, seed)?;
+    output::to_memory(&header, &tensors, seed)
+}
+
 /// Only the header of a file, for tests that need no weights.
 pub fn header(options: &SynthOptions) -> Result<GgufHeader, ModelError> {
     Ok(lay_out(options)?.0)
@@ -121,6 +140,11 @@ pub fn table(options: &SynthOptions) -> Result<Vec<(String, Vec<u64>, GgmlType)>
 /// The tensor table of a draft file.
 pub fn draft_table(config: &DflashConfig, mix: Mix) -> Vec<(String, Vec<u64>, GgmlType)> {
     draft::tensors(config, mix).into_iter().map(|t| (t.name, t.dims, t.ty)).collect()
+}
+
+/// The tensor table of a projector file.
+pub fn projector_table(config: &VisionConfig, mix: Mix) -> Vec<(String, Vec<u64>, GgmlType)> {
+    projector::tensors(config, mix).into_iter().map(|t| (t.name, t.dims, t.ty)).collect()
 }
 
 fn lay_out(options: &SynthOptions) -> Result<(GgufHeader, Vec<Planned>), ModelError> {

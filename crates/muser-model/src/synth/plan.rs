@@ -4,7 +4,7 @@ use muser_gguf::{GgmlType, GgufWriter, Value};
 
 use super::fill::Fill;
 use super::{Planned, SynthOptions};
-use crate::{ARCHITECTURE, DflashConfig, Geometry, ModelError};
+use crate::{ARCHITECTURE, DflashConfig, Geometry, ModelError, VisionConfig};
 
 /// Factor that the released model's `attn_q_norm` vectors carry.
 const Q_NORM: f32 = 3.87;
@@ -83,6 +83,20 @@ impl Preset {
             vocab: None,
             ..released
         }
+    }
+}
+
+impl Preset {
+    /// A projector for a model of this shape: the released one scaled down, its rows as wide as the model.
+    pub fn projector(self) -> VisionConfig {
+        let released = VisionConfig::released();
+        let (layers, hidden, ffn, heads, image) = match self {
+            Preset::Tiny => (4, 256, 768, 4, 224),
+            Preset::B0_1 => (8, 512, 1536, 8, 448),
+            Preset::B1 => (16, 768, 4608, 8, 896),
+            Preset::B30 => return released,
+        };
+        VisionConfig { layers, hidden, ffn, heads, image, projection: self.geometry().hidden, ..released }
     }
 }
 

@@ -7,19 +7,7 @@ use muser_gguf::{GgmlType, GgufWriter};
 use super::*;
 
 fn released() -> VisionConfig {
-    VisionConfig {
-        layers: 50,
-        hidden: 1536,
-        ffn: 8960,
-        heads: 16,
-        patch: 14,
-        merge: 2,
-        image: 896,
-        projection: 6656,
-        norm_eps: 1e-5,
-        mean: [0.5; 3],
-        std: [0.5; 3],
-    }
+    VisionConfig::released()
 }
 
 fn small() -> VisionConfig {
@@ -216,4 +204,31 @@ fn every_matrix_is_bound_with_its_type_and_factor() {
     let table = [("v.position_embd.weight", [32, 4].as_slice(), GgmlType::Q8_0)];
     let error = Projector::from_gguf(with_tensors(&small(), &[], |name| name != table[0].0, &table));
     assert!(error.expect_err("refused").to_string().contains("expected type F32, F16 or BF16, found Q8_0"));
+}
+
+#[test]
+fn a_synthetic_projector_of_the_released_shape_has_the_released_types() {
+    use crate::synth::{Mix, projector_table};
+    let table = projector_table(&released(), Mix::Medium(GgmlType::Q4_K));
+    let count = |ty: GgmlType| table.iter().filter(|(_, _, found)| *found == ty).count();
+    let counts = [GgmlType::F32, GgmlType::Q4_K, GgmlType::Q6_K, GgmlType::BF16].map(count);
+    assert_eq!(counts, [506, 200, 100, 3]);
+    let bytes: u64 = table
+        .iter()
+        .map(|(_, dims, ty)| dims.iter().product::<u64>() / ty.block_len() as u64 * ty.block_bytes() as u64)
+        .sum();
+    // The released file but for its header.
+    assert!((1_400_000_000..1_400_328_928).contains(&bytes), "{bytes}");
+}
+
+#[test]
+fn a_synthetic_projector_loads() {
+    use crate::synth::{Mix, Preset, projector_to_bytes};
+    for preset in [Preset::Tiny, Preset::B0_1] {
+        let bytes = projector_to_bytes(&preset.projector(), Mix::Uniform(GgmlType::Q8_0), 1).expect("made");
+        let projector =
+            Projector::from_gguf(Arc::new(GgufFile::from_bytes(bytes).expect("whole"))).expect("fits");
+        projector.check_target(&preset.geometry()).expect("as wide as its model");
+        assert_eq!(projector.config, preset.projector());
+    }
 }

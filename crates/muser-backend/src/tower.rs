@@ -1,0 +1,99 @@
+//! A vision tower beside a model: pictures in, rows for [`crate::RowInput::Embedding`] out.
+//!
+//! Rows are a pure function of the picture's bytes, the projector, the position rule and the tower's route; which other
+//! pictures there are, and how the work was cut into slices, never shows.
+
+use std::sync::Arc;
+
+use muser_model::{Geometry, Projector};
+
+use crate::ExecError;
+use crate::arith::vision::{PatchGrid, PositionRule};
+
+/// A picture as a tower takes it: resampled to whole tokens.
+#[derive(Clone, PartialEq, Eq)]
+pub struct TowerImage {
+    /// Rows of tokens.
+    pub rows: usize,
+    /// Columns of tokens.
+    pub cols: usize,
+    /// RGB bytes in the order [row, column, colour].
+    pub rgb: Arc<[u8]>,
+}
+
+impl std::fmt::Debug for TowerImage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "TowerImage({}x{} tokens)", self.rows, self.cols)
+    }
+}
+
+impl TowerImage {
+    /// Rows that come out.
+    pub fn tokens(&self) -> usize {
+        self.rows * self.cols
+    }
+
+    /// Has it as many bytes as its tokens need?
+    pub fn validate(&self, projector: &Projector) -> Result<PatchGrid, ExecError> {
+        let c = &projector.config;
+        let expected = self.tokens() * c.unit() * c.unit() * 3;
+        if self.tokens() == 0 || self.rgb.len() != expected {
+            let (rows, cols, found) = (self.rows, self.cols, self.rgb.len());
+            let what = format!("an image of {rows}x{cols} tokens with {found} bytes, expected {expected}");
+            return Err(ExecError::InvalidBatch(what));
+        }
+        Ok(PatchGrid { rows: self.rows * c.merge, cols: self.cols * c.merge })
+    }
+}
+
+/// What an attached tower is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TowerInfo {
+    /// Arithmetic, position rule and projector: equal routes and equal bytes give equal rows.
+    pub route: String,
+    /// Pixels of a token's side.
+    pub unit: u32,
+    /// Values of a row.
+    pub width: usize,
+}
+
+impl TowerInfo {
+    /// Of a projector under some arithmetic.
+    pub fn new(arithmetic: &str, projector: &Projector, rule: PositionRule) -> Self {
+        let route = format!("{arithmetic}/{}/{}", rule.name(), projector_mark(projector));
+        Self { route, unit: projector.config.unit() as u32, width: projector.config.projection }
+    }
+}
+
+/// What every executor asks of a projector before it takes it in.
+pub fn check_projector(
+    projector: &Projector,
+    target: &Geometry,
+    backend: &'static str,
+) -> Result<(), ExecError> {
+    projector.check_target(target).map_err(|misfit| {
+        let what = format!("the projector does not fit the model: {misfit}");
+        ExecError::Unsupported { backend, what }
+    })
+}
+
+/// A name of a projector that covers all of it: rows of one must never be taken for those of another.
+pub fn projector_mark(projector: &Projector) -> String {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(format!("{:?}", projector.config).as_bytes());
+    for tensor in projector.file.tensors() {
+        hasher.update(format!("{} {:?} {:?}", tensor.name, tensor.ty, tensor.dims).as_bytes());
+        hasher.update(projector.file.tensor_data(tensor));
+    }
+    hasher.finalize().to_hex()[..32].to_owned()
+}
+
+/// A call about pictures without a projector.
+pub fn no_tower() -> ExecError {
+    ExecError::InvalidBatch("no projector is attached".into())
+}
+
+/// A call to go on with a picture while none is in work.
+pub fn no_image() -> ExecError {
+    ExecError::InvalidBatch("no image is in work".into())
+}
