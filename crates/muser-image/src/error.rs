@@ -1,3 +1,5 @@
+//! Why a picture is refused.
+
 use crate::Format;
 use crate::limits::{MAX_ENCODED_BYTES, MAX_PIXELS, MAX_SCANNED_PIXELS, MAX_SCANS, MAX_SIDE};
 
