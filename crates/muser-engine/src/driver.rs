@@ -8,12 +8,14 @@ use std::{
     time::Duration,
 };
 
-use muser_backend::{Executor, KvCapacity, KvType, Row, RowInput, RowWants, StepBatch, StepOutput};
+use muser_backend::{
+    Executor, ExecutorInfo, KvCapacity, KvType, Row, RowInput, RowWants, StepBatch, StepOutput,
+};
 use muser_kv::{BlockId, CacheConfig, GroupStats, HostTier, KvCache};
 use muser_model::Geometry;
 
 use crate::{
-    EngineConfig, EngineError, Event, Limits, SlotView, TokenMask, capacity,
+    EngineConfig, EngineError, Event, Limits, MOST_PROPOSALS, SlotView, TokenMask, capacity,
     draft::DraftRounds,
     handle::Shared,
     metrics::Metrics,
@@ -124,11 +126,11 @@ impl Driver {
             scheduler,
             plan: StepPlan::default(),
             batch: roomy_batch(config.parallel, info.max_rows, blocks),
-            out: StepOutput::default(),
+            out: roomy_output(&info, config.parallel),
             sampler: Sampler::new(),
             mask: TokenMask::new(geometry.vocab),
             copy_buffer: Vec::new(),
-            draft: DraftRounds::new(&info, config),
+            draft: DraftRounds::new(&info, config, capacity::sliding_per_sequence(&reach, config)),
             hidden: geometry.hidden,
             vocab: geometry.vocab,
             most_positions,
@@ -285,6 +287,17 @@ fn roomy_batch(parallel: usize, max_rows: usize, blocks: KvCapacity) -> StepBatc
     }
     batch.clear();
     batch
+}
+
+/// Outputs with room for the largest step of decoding sequences, every row of which wants its logits. What is never written
+/// costs addresses, not memory.
+fn roomy_output(info: &ExecutorInfo, parallel: usize) -> StepOutput {
+    let rows = parallel * (1 + info.draft.map_or(0, |draft| draft.max_proposals.min(MOST_PROPOSALS)));
+    StepOutput {
+        logits: Vec::with_capacity(rows * info.vocab),
+        argmax: Vec::with_capacity(rows),
+        ..StepOutput::default()
+    }
 }
 
 /// What separates prefixes that must not be taken for each other, unambiguously concatenated.

@@ -271,7 +271,7 @@ impl ScriptedExecutor {
             costs: None,
             draft_fails: Arc::default(),
             lent: Arc::default(),
-            without_context: HashSet::new(),
+            without_context: HashSet::with_capacity(1 << 15),
         }
     }
 

@@ -1,7 +1,7 @@
 //! What a generation gives, before any API's shape: pieces of text by channel, tool calls, and how it ended.
 
 use muser_engine::FinishReason;
-use muser_text::PARTIAL_JSON;
+use muser_text::{OutputEvent, PARTIAL_JSON};
 use serde_json::{Value, json};
 
 use crate::error::ApiError;
@@ -23,7 +23,7 @@ pub enum Update {
         /// Which choice.
         choice: u32,
         /// The piece.
-        piece: Piece,
+        piece: OutputEvent,
         /// Log-probabilities of the tokens behind it, when asked for.
         logprobs: Vec<TokenLogprob>,
     },
@@ -38,31 +38,6 @@ pub enum Update {
     End,
     /// All has ended, by a fault that is not the client's; nothing follows.
     Failed(ApiError),
-}
-
-/// A piece of a choice.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Piece {
-    /// Text of the reasoning channel.
-    Reasoning(String),
-    /// Text of the answer.
-    Content(String),
-    /// A tool call begins.
-    ToolCall {
-        /// Position among the calls of this choice.
-        index: usize,
-        /// Its id, made here.
-        id: String,
-        /// The tool's name.
-        name: String,
-    },
-    /// More of a call's arguments, as JSON text.
-    ToolArguments {
-        /// Position among the calls of this choice.
-        index: usize,
-        /// The fragment.
-        fragment: String,
-    },
 }
 
 /// A token with its log-probability and alternatives, as bytes: a token need not be whole characters.
@@ -302,19 +277,20 @@ impl Default for Answer {
 
 impl Answer {
     /// Takes in a piece.
-    pub fn push(&mut self, piece: Piece, logprobs: Vec<TokenLogprob>) {
+    pub fn push(&mut self, piece: OutputEvent, logprobs: Vec<TokenLogprob>) {
         self.logprobs.extend(logprobs);
         match piece {
-            Piece::Reasoning(text) => self.reasoning.push_str(&text),
-            Piece::Content(text) => self.content.push_str(&text),
-            Piece::ToolCall { id, name, .. } => {
+            OutputEvent::Reasoning(text) => self.reasoning.push_str(&text),
+            OutputEvent::Content(text) => self.content.push_str(&text),
+            OutputEvent::ToolCallStart { id, name, .. } => {
                 self.tool_calls.push(ToolCall { id, name, arguments: String::new() });
             }
-            Piece::ToolArguments { index, fragment } => {
+            OutputEvent::ToolCallArguments { index, json_delta: fragment } => {
                 if let Some(call) = self.tool_calls.get_mut(index) {
                     call.arguments.push_str(&fragment);
                 }
             }
+            OutputEvent::ToolCallEnd { .. } => {}
         }
     }
 }

@@ -13,11 +13,11 @@ use std::time::Instant;
 use futures_util::{Stream, StreamExt as _};
 use muser_engine::{
     Event, FinishReason, Finished, PromptLogprobs, Request, RequestError, RequestKind, StopWatch,
-    SubmitError, Token,
+    StopWatchFactory, SubmitError, Token,
 };
-use muser_text::{OutputDecoder, OutputEnd, OutputEvent, OutputOptions, Specials, TokenKind};
+use muser_text::{OutputDecoder, OutputEnd, OutputEvent, OutputOptions, Specials, StopMatcher, TokenKind};
 
-use crate::answer::{Answer, Finish, Outcome, Piece, PromptToken, Seconds, TokenLogprob, Update, Usage};
+use crate::answer::{Answer, Finish, Outcome, PromptToken, Seconds, TokenLogprob, Update, Usage};
 use crate::app::{App, Loaded};
 use crate::backend::EventStream;
 use crate::error::ApiError;
@@ -58,8 +58,6 @@ struct HeldTokens {
 
 struct Choice {
     decoder: OutputDecoder,
-    /// Start of the ids of this choice's calls.
-    call_prefix: String,
     /// Whether there were tools to call. A call that nobody offered is shown as text: a client without tools could not
     /// answer it, and would be left with nothing.
     offered: bool,
@@ -114,8 +112,11 @@ impl Generation {
         let call_prefix = app.new_id("call_");
         let choices = (0..choices)
             .map(|index| Choice {
-                decoder: decoder.clone(),
-                call_prefix: format!("{call_prefix}{index}"),
+                decoder: {
+                    let mut decoder = decoder.clone();
+                    decoder.name_calls(format!("{call_prefix}{index}"));
+                    decoder
+                },
                 offered,
                 logprobs: VecDeque::new(),
                 told_bytes: 0,
@@ -274,7 +275,7 @@ impl Generation {
         if !choice.logprobs.is_empty() && !matches!(finish, Finish::StopString(_)) {
             // Tokens without text of their own at the end, such as half a character.
             let logprobs = choice.logprobs.drain(..).map(|(_, told)| told).collect();
-            let piece = Piece::Content(String::new());
+            let piece = OutputEvent::Content(String::new());
             self.ready.push_back(Update::Piece { choice: finished.index, piece, logprobs });
         }
         choice.clock.finish(&self.loaded.metrics, finish.label());
@@ -360,30 +361,10 @@ impl Drop for Generation {
 impl Choice {
     fn give(&mut self, index: u32, events: Vec<OutputEvent>, ready: &mut VecDeque<Update>) {
         for event in events {
-            let piece = match event {
-                OutputEvent::Reasoning(text) => Piece::Reasoning(text),
-                OutputEvent::Content(text) => Piece::Content(text),
-                OutputEvent::ToolCallStart { index: 0, name } if !self.offered => {
-                    Piece::Content(format!("{name}("))
-                }
-                OutputEvent::ToolCallStart { name, .. } if !self.offered => {
-                    Piece::Content(format!("\n{name}("))
-                }
-                OutputEvent::ToolCallArguments { json_delta, .. } if !self.offered => {
-                    Piece::Content(json_delta)
-                }
-                OutputEvent::ToolCallEnd { .. } if !self.offered => Piece::Content(")".into()),
-                OutputEvent::ToolCallStart { index: call, name } => {
-                    Piece::ToolCall { index: call, id: format!("{}_{call}", self.call_prefix), name }
-                }
-                OutputEvent::ToolCallArguments { index: call, json_delta } => {
-                    Piece::ToolArguments { index: call, fragment: json_delta }
-                }
-                OutputEvent::ToolCallEnd { .. } => continue,
-            };
+            let piece = if self.offered { event } else { shown(event) };
             // What a stop string has cut off is not told of either: a token goes with the text that it begins.
             let mut logprobs = Vec::new();
-            if let Piece::Content(text) = &piece {
+            if let OutputEvent::Content(text) = &piece {
                 self.given_bytes += text.len();
                 while let Some((_, told)) = self.logprobs.pop_front_if(|(place, _)| *place < self.given_bytes)
                 {
@@ -414,7 +395,6 @@ fn prepare(loaded: &Loaded, work: Work, seed: u64, max_tokens: Option<u32>) -> R
     }
     check_ids(&work, text.vocabulary())?;
     let options = text.output_options(&work.prompt, &work.stops);
-    let decoder = text.decoder(&options)?;
     let one_call = matches!(&work.prompt, Prompt::Chat(conversation) if !conversation.parallel_calls);
     let ends = text.tokenizer().stop_ids();
     let room = context - ids.len();
@@ -434,8 +414,9 @@ fn prepare(loaded: &Loaded, work: Work, seed: u64, max_tokens: Option<u32>) -> R
     request.logprobs = work.logprobs;
     request.prompt_logprobs = work.prompt_logprobs;
     request.cache = work.use_cache;
-    let watch = Watch { decoder, one_call };
-    request.stop_watch = Some(Box::new(move |_| Box::new(watch.clone())));
+    request.stop_watch = text.stop_matcher(&options, one_call)?.map(|matcher| {
+        Box::new(move |_| Box::new(Watch(matcher.clone())) as Box<dyn StopWatch>) as StopWatchFactory
+    });
     Ok(Prepared { request, options, notice, narrowed_by })
 }
 
@@ -467,20 +448,24 @@ fn narrowed_by(work: &Work) -> String {
     }
 }
 
-/// The engine's view of where the text ends: the same decoder, so that both ends agree.
-#[derive(Clone)]
-struct Watch {
-    decoder: OutputDecoder,
-    /// End after the first whole tool call.
-    one_call: bool,
-}
+/// The engine's view of where the text ends, if it needs one.
+struct Watch(StopMatcher);
 
 impl StopWatch for Watch {
     fn push(&mut self, token: u32) -> bool {
-        let events = self.decoder.push(token);
-        let called = events.iter().any(|event| matches!(event, OutputEvent::ToolCallEnd { .. }));
-        self.decoder.end().is_some() || (self.one_call && called)
+        self.0.push(token)
     }
+}
+
+/// A call that nobody offered, as text.
+fn shown(event: OutputEvent) -> OutputEvent {
+    OutputEvent::Content(match event {
+        OutputEvent::ToolCallStart { index: 0, name, .. } => format!("{name}("),
+        OutputEvent::ToolCallStart { name, .. } => format!("\n{name}("),
+        OutputEvent::ToolCallArguments { json_delta, .. } => json_delta,
+        OutputEvent::ToolCallEnd { .. } => ")".into(),
+        OutputEvent::Content(_) | OutputEvent::Reasoning(_) => return event,
+    })
 }
 
 /// Whether a token is part of the visible text.

@@ -5,8 +5,8 @@ use std::sync::{Arc, OnceLock};
 use muser_gguf::GgufFile;
 use muser_text::grammar::GrammarEngine;
 use muser_text::{
-    ChatInput, ChatTemplate, Markers, OutputDecoder, OutputMode, OutputOptions, Specials, TextError,
-    Tokenizer,
+    ChatInput, ChatTemplate, Markers, OutputDecoder, OutputMode, OutputOptions, Specials, StopMatcher,
+    TextError, Tokenizer,
 };
 use serde_json::Value;
 
@@ -130,6 +130,16 @@ impl TextSide {
     /// A decoder for one choice.
     pub fn decoder(&self, options: &OutputOptions) -> Result<OutputDecoder, ApiError> {
         OutputDecoder::new(Arc::clone(&self.tokenizer), options).map_err(|fault| text_fault(&fault))
+    }
+
+    /// What tells the engine where a text ends, if more than the stop ids can.
+    pub fn stop_matcher(
+        &self,
+        options: &OutputOptions,
+        one_call: bool,
+    ) -> Result<Option<StopMatcher>, ApiError> {
+        let matcher = StopMatcher::new(Arc::clone(&self.tokenizer), options, one_call);
+        matcher.map_err(|fault| text_fault(&fault))
     }
 
     /// The maker of grammars; built at the first request that needs it.

@@ -7,34 +7,44 @@
 use crate::{TokenKind, Tokenizer};
 use std::sync::Arc;
 
-/// Joins byte strings to text.
-#[derive(Clone, Debug, Default)]
+/// Joins byte strings to text. It allocates nothing by itself.
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Utf8Joiner {
-    /// The start of a character, at most three bytes.
-    held: Vec<u8>,
+    /// The start of a character, at most three bytes; the fourth is that which completes it.
+    held: [u8; 4],
+    len: usize,
 }
 
 impl Utf8Joiner {
     /// Adds bytes; what is complete is appended to `out`.
-    pub fn push(&mut self, bytes: &[u8], out: &mut String) {
-        if self.held.is_empty() {
-            let rest = append_valid(bytes, out);
-            self.held.extend_from_slice(rest);
-        } else {
-            let mut joined = std::mem::take(&mut self.held);
-            joined.extend_from_slice(bytes);
-            let rest = append_valid(&joined, out);
-            let from = joined.len() - rest.len();
-            joined.drain(..from);
-            self.held = joined;
+    pub fn push(&mut self, mut bytes: &[u8], out: &mut String) {
+        while self.len > 0 {
+            let Some((&next, rest)) = bytes.split_first() else { return };
+            self.held[self.len] = next;
+            match std::str::from_utf8(&self.held[..=self.len]) {
+                Ok(character) => {
+                    out.push_str(character);
+                    self.len = 0;
+                    bytes = rest;
+                }
+                Err(error) if error.error_len().is_none() => {
+                    self.len += 1;
+                    bytes = rest;
+                }
+                // The byte is none of this character: the start alone is replaced, and the byte looked at again.
+                Err(_) => self.flush(out),
+            }
         }
+        let rest = append_valid(bytes, out);
+        self.held[..rest.len()].copy_from_slice(rest);
+        self.len = rest.len();
     }
 
     /// The stream ends, or a marker follows: a half character becomes U+FFFD.
     pub fn flush(&mut self, out: &mut String) {
-        if !self.held.is_empty() {
+        if self.len > 0 {
             out.push(char::REPLACEMENT_CHARACTER);
-            self.held.clear();
+            self.len = 0;
         }
     }
 }
@@ -154,6 +164,20 @@ mod tests {
         check("a🙂é你".as_bytes(), "a🙂é你");
     }
 
+    /// A half character before a marker is replaced once, and forgotten.
+    #[test]
+    fn a_flushed_half_is_forgotten() {
+        let mut joiner = Utf8Joiner::default();
+        let mut out = String::new();
+        joiner.push(&[0xf0, 0x9f], &mut out);
+        joiner.flush(&mut out);
+        joiner.flush(&mut out);
+        joiner.push(b"x", &mut out);
+        joiner.push(&[0x99, 0x82], &mut out);
+        joiner.flush(&mut out);
+        assert_eq!(out, "\u{fffd}x\u{fffd}\u{fffd}");
+    }
+
     proptest! {
         #[test]
         fn cuts_do_not_matter(bytes in proptest::collection::vec(any::<u8>(), 0..40), size in 1..6_usize) {
@@ -161,7 +185,7 @@ mod tests {
             let mut out = String::new();
             for chunk in bytes.chunks(size) {
                 joiner.push(chunk, &mut out);
-                prop_assert!(joiner.held.len() < 4);
+                prop_assert!(joiner.len < 4);
             }
             joiner.flush(&mut out);
             prop_assert_eq!(out, String::from_utf8_lossy(&bytes));

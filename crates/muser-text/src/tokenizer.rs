@@ -44,6 +44,7 @@ pub struct Tokenizer {
     add_bos: bool,
     stop_ids: Vec<u32>,
     channels: Option<ChannelTokens>,
+    longest_token: usize,
 }
 
 /// Names of the pre-split rule in `tokenizer.ggml.pre` that mean the o200k pattern.
@@ -120,7 +121,11 @@ impl Tokenizer {
         stop_ids.dedup();
         // The end of a message is not the end of the turn, whatever a file's keys say.
         stop_ids.retain(|id| channels.is_none_or(|channels| channels.end_of_message != *id));
-        Ok(Tokenizer { vocabulary, specials, bos, eos, padding, add_bos: source.add_bos, stop_ids, channels })
+        let ids = 0..vocabulary.len() as u32;
+        let longest_token =
+            ids.filter_map(|id| vocabulary.token_bytes(id)).map(<[u8]>::len).max().unwrap_or(0);
+        let add_bos = source.add_bos;
+        Ok(Tokenizer { vocabulary, specials, bos, eos, padding, add_bos, stop_ids, channels, longest_token })
     }
 
     /// Ids of `text`, without a BOS in front.
@@ -228,6 +233,11 @@ impl Tokenizer {
     }
 
     #[cfg(any(test, feature = "grammar"))]
+    /// Bytes of the vocabulary's longest token.
+    pub(crate) fn longest_token(&self) -> usize {
+        self.longest_token
+    }
+
     pub(crate) fn vocabulary(&self) -> &Vocabulary {
         &self.vocabulary
     }

@@ -21,7 +21,7 @@ use std::{
 };
 
 use muser_backend::{DraftBatch, ExecutorInfo};
-use muser_kv::BLOCK_LEN;
+use muser_kv::{BLOCK_LEN, BlockId};
 
 pub(crate) use acceptance::{Acceptance, MOST_PROPOSALS};
 use lengths::{Drafting, Lengths};
@@ -80,16 +80,19 @@ enum StepContext {
 }
 
 impl DraftRounds {
-    pub(crate) fn new(info: &ExecutorInfo, config: &EngineConfig) -> Self {
+    /// `sliding_per_sequence`: most blocks that a draft reads of a sequence.
+    pub(crate) fn new(info: &ExecutorInfo, config: &EngineConfig, sliding_per_sequence: usize) -> Self {
+        let most = info.draft.map_or(0, |draft| draft.max_proposals).min(MOST_PROPOSALS);
         Self {
-            most: info.draft.map_or(0, |draft| draft.max_proposals).min(MOST_PROPOSALS),
+            most,
             length: config.draft_length,
             sampling: config.draft_sampling,
             lengths: Lengths::new(),
             acceptance: Acceptance::of_all(),
-            batch: DraftBatch::default(),
-            logits: Vec::new(),
-            largest: Vec::new(),
+            batch: roomy_batch(config.parallel, most, sliding_per_sequence),
+            // Room for the largest round; what is never written costs addresses, not memory.
+            logits: Vec::with_capacity(config.parallel * most * info.vocab),
+            largest: Vec::with_capacity(config.parallel * most),
             slots: Vec::with_capacity(config.parallel),
             drafting: Vec::with_capacity(config.parallel),
             chosen: Vec::with_capacity(config.parallel),
@@ -211,6 +214,17 @@ impl DraftRounds {
         }
         self.forecast = forecast.filter(|_| drafts).map(|forecast| forecast.seconds);
     }
+}
+
+/// A batch whose buffers hold the largest round.
+fn roomy_batch(parallel: usize, most: usize, sliding_per_sequence: usize) -> DraftBatch {
+    let mut batch = DraftBatch::default();
+    let table = vec![BlockId(0); sliding_per_sequence];
+    for _ in 0..if most > 0 { parallel } else { 0 } {
+        batch.push(0, 0, most as u32, 0, &table);
+    }
+    batch.clear();
+    batch
 }
 
 impl Driver {

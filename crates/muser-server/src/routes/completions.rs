@@ -7,13 +7,14 @@ use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse as _, Response};
 use futures_util::{Stream, StreamExt as _, TryStreamExt as _, stream};
+use muser_text::OutputEvent;
 use serde_json::{Value, json};
 
 use super::chat::answer::prompt_logprobs;
 use super::chat::request::SHARED_FIELDS;
 use super::models::check_name;
 use super::token_lists::{self, Entry, Place};
-use crate::answer::{Answer, Outcome, Piece, Update, Usage};
+use crate::answer::{Answer, Outcome, Update, Usage};
 use crate::app::{SharedApp, unix_seconds};
 use crate::error::{ApiError, Dialect};
 use crate::exchange::read_body;
@@ -306,7 +307,11 @@ fn events(generations: Vec<Generation>, head: Head, include_usage: bool) -> impl
                     }));
                 }
             }
-            Update::Piece { choice, piece: Piece::Content(text) | Piece::Reasoning(text), logprobs } => {
+            Update::Piece {
+                choice,
+                piece: OutputEvent::Content(text) | OutputEvent::Reasoning(text),
+                logprobs,
+            } => {
                 let entries: Vec<Entry> = logprobs.iter().map(Entry::from).collect();
                 let logprobs = token_lists::object(&entries, &mut places[index(choice)]);
                 events.push(Event::Data(head.chunk(index(choice), &text, logprobs, None)));

@@ -8,11 +8,11 @@ use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse as _, Response};
 use futures_util::{Stream, StreamExt as _, stream};
-use muser_text::{Markers, Specials};
+use muser_text::{Markers, OutputEvent, Specials};
 use serde_json::{Value, json};
 
 use super::chat::answer::finite;
-use crate::answer::{Answer, Finish, Outcome, Piece, TokenLogprob, Update};
+use crate::answer::{Answer, Finish, Outcome, TokenLogprob, Update};
 use crate::app::{Loaded, SharedApp};
 use crate::error::{ApiError, Dialect};
 use crate::exchange::read_body;
@@ -379,7 +379,11 @@ fn add_tokens(object: &mut Value, tokens: &[TokenLogprob]) {
 fn events(generation: Generation, head: Head) -> impl Stream<Item = Event> + Send {
     generation.flat_map(move |update| {
         let event = match update {
-            Update::Piece { piece: Piece::Content(text) | Piece::Reasoning(text), logprobs, .. } => {
+            Update::Piece {
+                piece: OutputEvent::Content(text) | OutputEvent::Reasoning(text),
+                logprobs,
+                ..
+            } => {
                 let mut object = json!({"index": 0, "content": text, "tokens": [], "stop": false});
                 add_tokens(&mut object, &logprobs);
                 Some(object)

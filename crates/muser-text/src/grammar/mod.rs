@@ -121,9 +121,7 @@ impl GrammarEngine {
         };
         let reasoning = with(&[end_of_message]);
         let answer = with(&[end_of_message, Some(end)]);
-        let lengths =
-            (0..tokenizer.vocab_size() as u32).filter_map(|id| tokenizer.token_bytes(id)).map(<[u8]>::len);
-        let longest_token_bytes = lengths.max().unwrap_or(0);
+        let longest_token_bytes = tokenizer.longest_token();
         let cache = Cache::default();
         Ok(GrammarEngine { tokenizer, factory, longest_token_bytes, reasoning, answer, cache })
     }

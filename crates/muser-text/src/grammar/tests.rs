@@ -298,6 +298,17 @@ fn a_far_limit_is_kept_when_it_comes_near() {
     }
 }
 
+/// The limit that decides is the only one, and each byte is a character: near it, where long tokens go beyond it and short
+/// ones do not, masks are still those of the schema.
+#[test]
+fn a_far_limit_keeps_away_as_far_as_the_longest_token() {
+    let schema = json!({"type": "string", "maxLength": 1024});
+    for text in ["word and ".repeat(200), "the ".repeat(400), "a".repeat(1200)] {
+        let reached = follow_exactly(&schema, &format!("\"{text}\""));
+        assert!((1010..=1025).contains(&reached), "{reached}");
+    }
+}
+
 /// J5 with a small vocabulary; with the real one it is a test of `real_vocabulary`.
 #[test]
 fn long_strings_cost_little() {

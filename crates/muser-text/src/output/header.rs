@@ -4,31 +4,31 @@
 pub(crate) const MAX_RECIPIENT: usize = 256;
 
 /// Whom a message is for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Recipient {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Recipient<'a> {
     /// The model itself: reasoning.
     Itself,
     /// The user: the answer.
     User,
     /// A tool.
-    Tool(String),
+    Tool(&'a str),
 }
 
-impl Recipient {
-    pub(crate) fn of_name(name: &str) -> Recipient {
+impl Recipient<'_> {
+    pub(crate) fn of_name(name: &str) -> Recipient<'_> {
         match name {
             "self" => Recipient::Itself,
             "" | "user" => Recipient::User,
-            tool => Recipient::Tool(tool.to_owned()),
+            tool => Recipient::Tool(tool),
         }
     }
 }
 
 /// What the text of a header so far can be.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reading<'a> {
     /// A whole header or the beginning of one, for this recipient as far as it is known.
-    Header(Recipient),
+    Header(Recipient<'a>),
     /// Not a header: text without markup. What follows a leading `assistant`, if there is one.
     Text {
         /// Was there a leading `assistant`?
@@ -78,7 +78,7 @@ pub(crate) fn tail_start(text: &str) -> usize {
 }
 
 /// The recipient of a whole tail as [`tail_start`] finds it.
-pub(crate) fn tail_recipient(tail: &str) -> Option<Recipient> {
+pub(crate) fn tail_recipient(tail: &str) -> Option<Recipient<'_>> {
     let name = tail.strip_prefix(" to=")?;
     (!name.is_empty()).then(|| Recipient::of_name(name))
 }
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn headers() {
-        let tool = |name: &str| Reading::Header(Recipient::Tool(name.into()));
+        let tool = |name: &'static str| Reading::Header(Recipient::Tool(name));
         for text in [
             "",
             " ",
@@ -125,7 +125,7 @@ mod tests {
         assert_eq!(tail("think to=f to"), " to");
         assert_eq!(tail("thinkto=f"), "");
         assert_eq!(tail(" to=a to=b"), " to=b");
-        assert_eq!(tail_recipient(" to=b"), Some(Recipient::Tool("b".into())));
+        assert_eq!(tail_recipient(" to=b"), Some(Recipient::Tool("b")));
         assert_eq!(tail_recipient(" to="), None);
         assert_eq!(tail_recipient(" t"), None);
     }

@@ -15,14 +15,6 @@ pub(crate) struct StopStrings {
     held: String,
 }
 
-/// What a piece of text gave.
-pub(crate) struct Filtered {
-    /// Text that is safe to show.
-    pub(crate) text: String,
-    /// The stop string that was found: nothing may follow.
-    pub(crate) stopped: Option<usize>,
-}
-
 #[derive(Clone, Debug)]
 struct Matcher {
     pattern: Arc<[u8]>,
@@ -60,38 +52,65 @@ impl StopStrings {
         Ok(StopStrings { matchers, held: String::new() })
     }
 
-    pub(crate) fn push(&mut self, text: &str) -> Filtered {
+    /// Takes text and gives on what is safe to show. The index of the stop string that was found: nothing may follow.
+    pub(crate) fn push(&mut self, text: &str, give: impl FnOnce(&str)) -> Option<usize> {
         if self.matchers.is_empty() {
-            return Filtered { text: text.to_owned(), stopped: None };
+            give(text);
+            return None;
         }
         let from = self.held.len();
         self.held.push_str(text);
-        for (at, &byte) in self.held.as_bytes()[from..].iter().enumerate() {
-            let mut found: Option<(usize, usize)> = None;
-            for (index, matcher) in self.matchers.iter_mut().enumerate() {
-                // Of those that end here the longest: it begins first.
-                if matcher.step(byte) && found.is_none_or(|(_, len)| matcher.pattern.len() > len) {
-                    found = Some((index, matcher.pattern.len()));
-                }
-            }
-            if let Some((index, len)) = found {
-                let mut text = std::mem::take(&mut self.held);
-                text.truncate(from + at + 1 - len);
-                return Filtered { text, stopped: Some(index) };
-            }
+        if let Some(Found { index, end, len }) = find(&mut self.matchers, text) {
+            give(&self.held[..from + end - len]);
+            self.held.clear();
+            return Some(index);
         }
         let keep = self.matchers.iter().map(|matcher| matcher.matched).max().unwrap_or(0);
         let safe = self.held.len() - keep;
-        Filtered { text: self.held.drain(..safe).collect(), stopped: None }
+        give(&self.held[..safe]);
+        self.held.drain(..safe);
+        None
+    }
+
+    /// Like [`Self::push`] where nobody reads: keeps no text.
+    pub(crate) fn watch(&mut self, text: &str) -> Option<usize> {
+        find(&mut self.matchers, text).map(|found| found.index)
     }
 
     /// The text ends here: what was held back is shown after all.
-    pub(crate) fn flush(&mut self) -> String {
+    pub(crate) fn flush(&mut self, give: impl FnOnce(&str)) {
         for matcher in &mut self.matchers {
             matcher.matched = 0;
         }
-        std::mem::take(&mut self.held)
+        give(&self.held);
+        self.held.clear();
     }
+}
+
+/// A stop string in a piece of text.
+struct Found {
+    index: usize,
+    /// Bytes of the piece up to its end.
+    end: usize,
+    /// Bytes that it has.
+    len: usize,
+}
+
+/// The stop string that ends first; of several that end together the longest: it begins first.
+fn find(matchers: &mut [Matcher], text: &str) -> Option<Found> {
+    for (at, &byte) in text.as_bytes().iter().enumerate() {
+        let mut found: Option<Found> = None;
+        for (index, matcher) in matchers.iter_mut().enumerate() {
+            let len = matcher.pattern.len();
+            if matcher.step(byte) && found.as_ref().is_none_or(|best| len > best.len) {
+                found = Some(Found { index, end: at + 1, len });
+            }
+        }
+        if found.is_some() {
+            return found;
+        }
+    }
+    None
 }
 
 impl Matcher {
@@ -131,16 +150,18 @@ mod tests {
     fn run(stops: &[&str], text: &str, size: usize) -> (String, Option<usize>) {
         let stops: Vec<String> = stops.iter().map(ToString::to_string).collect();
         let mut stream = StopStrings::new(&stops).expect("valid");
+        let mut watch = stream.clone();
         let mut shown = String::new();
         let chars: Vec<char> = text.chars().collect();
         for piece in chars.chunks(size) {
-            let filtered = stream.push(&piece.iter().collect::<String>());
-            shown.push_str(&filtered.text);
-            if filtered.stopped.is_some() {
-                return (shown, filtered.stopped);
+            let piece: String = piece.iter().collect();
+            let stopped = stream.push(&piece, |text| shown.push_str(text));
+            assert_eq!(watch.watch(&piece), stopped, "with and without a reader");
+            if stopped.is_some() {
+                return (shown, stopped);
             }
         }
-        shown.push_str(&stream.flush());
+        stream.flush(|text| shown.push_str(text));
         (shown, None)
     }
 
@@ -176,6 +197,18 @@ mod tests {
         let error = StopStrings::new(&["a".into(), String::new()]).expect_err("empty");
         assert!(error.to_string().starts_with("stop[1]"), "{error}");
         assert!(StopStrings::new(&vec!["a".to_owned(); 65]).is_err());
+    }
+
+    #[test]
+    fn what_was_flushed_begins_no_stop() {
+        let mut stream = StopStrings::new(&["ab".into()]).expect("valid");
+        let mut shown = String::new();
+        for text in ["xa", "b", "ab"] {
+            let stopped = stream.push(text, |text| shown.push_str(text));
+            assert_eq!(stopped.is_some(), text == "ab", "{text}");
+            stream.flush(|text| shown.push_str(text));
+        }
+        assert_eq!(shown, "xab");
     }
 
     proptest! {

@@ -44,8 +44,8 @@ impl Seen {
             match event {
                 OutputEvent::Reasoning(text) => self.reasoning.push_str(&text),
                 OutputEvent::Content(text) => self.content.push_str(&text),
-                OutputEvent::ToolCallStart { index, name } => {
-                    assert_eq!(index, self.calls.len());
+                OutputEvent::ToolCallStart { index, id, name } => {
+                    assert_eq!((index, id), (self.calls.len(), format!("call_{index}")));
                     self.calls.push((name, String::new(), false));
                 }
                 OutputEvent::ToolCallArguments { index, json_delta } => {
@@ -74,9 +74,7 @@ fn run(options: &OutputOptions, output: &str, size: usize) -> Seen {
             Segment::Special(id) => seen.add(decoder.push(id)),
             Segment::Plain(text) => {
                 for piece in text.as_bytes().chunks(size) {
-                    let mut events = Vec::new();
-                    decoder.push_bytes(piece, &mut events);
-                    seen.add(events);
+                    seen.add(decoder.with(|machine, events| machine.push_bytes(piece, events)));
                 }
             }
         }
@@ -94,11 +92,12 @@ fn check_with(options: &OutputOptions, output: &str, expected: &Seen) {
     }
     let tokenizer = tiny_tokenizer();
     let mut decoder = OutputDecoder::new(tokenizer.clone(), options).expect("valid options");
-    let mut matcher = StopMatcher::new(tokenizer.clone(), options).expect("valid options");
+    let mut matcher = StopMatcher::new(tokenizer.clone(), options, false).expect("valid options");
     let mut seen = Seen::default();
     for id in tokenizer.encode(output, Specials::Parse) {
         seen.add(decoder.push(id));
-        assert_eq!(matcher.push(id), decoder.end().is_some(), "engine and server see the end at the same id");
+        let ended = matcher.as_mut().is_some_and(|matcher| matcher.push(id));
+        assert_eq!(ended, decoder.end().is_some(), "engine and server see the end at the same id");
     }
     seen.add(decoder.finish());
     seen.end = decoder.end();
@@ -393,9 +392,7 @@ fn half_characters_are_replaced_at_the_end() {
         OutputDecoder::new(tiny_tokenizer().clone(), &options(OutputMode::ChatAnswer, &[])).expect("valid");
     let mut seen = Seen::default();
     for byte in "ok 🙂".as_bytes().iter().take(6) {
-        let mut events = Vec::new();
-        decoder.push_bytes(&[*byte], &mut events);
-        seen.add(events);
+        seen.add(decoder.with(|machine, events| machine.push_bytes(&[*byte], events)));
     }
     seen.add(decoder.finish());
     assert_eq!(seen.content, "ok \u{fffd}");
@@ -423,41 +420,51 @@ fn channels_and_tokens_are_counted() {
     assert_eq!(decoder.reasoning_tokens(), words + 1, "the end marker is one of them");
 }
 
+/// Everything that means something to the state machine.
+const WILD_PARTS: [&str; 38] = [
+    "<|start|>",
+    "<|message|>",
+    "<|eom|>",
+    "<|eot|>",
+    "<|patch|>",
+    "assistant",
+    " to=self",
+    " to=user",
+    " to=get_weather",
+    " to=",
+    " ",
+    "\n",
+    "<",
+    "<atem:",
+    "<atem:function_calls>",
+    "</atem:function_calls>",
+    "<atem:invoke name=\"",
+    "<atem:invoke name=\"get_weather\">",
+    "</atem:invoke>",
+    "<atem:parameter name=\"city\">",
+    "<atem:parameter name=\"days\">",
+    "</atem:parameter>",
+    "\">",
+    "</atem",
+    "12",
+    "é🙂",
+    "STOP",
+    "ST",
+    "OP",
+    "user",
+    "<atem:parameter name=\"any\">",
+    "{\"a\": \"",
+    "\"}",
+    "\\\"",
+    "<atem:invoke name=\"read\">",
+    "</",
+    "text ",
+    "<|end_of_text|>",
+];
+
 /// Output made of everything that means something to the state machine, in any order.
 fn wild_output() -> impl Strategy<Value = String> {
-    let parts = [
-        "<|start|>",
-        "<|message|>",
-        "<|eom|>",
-        "<|eot|>",
-        "<|patch|>",
-        "assistant",
-        " to=self",
-        " to=user",
-        " to=get_weather",
-        " to=",
-        " ",
-        "\n",
-        "<",
-        "<atem:",
-        "<atem:function_calls>",
-        "</atem:function_calls>",
-        "<atem:invoke name=\"",
-        "<atem:invoke name=\"get_weather\">",
-        "</atem:invoke>",
-        "<atem:parameter name=\"city\">",
-        "<atem:parameter name=\"days\">",
-        "</atem:parameter>",
-        "\">",
-        "</atem",
-        "12",
-        "é🙂",
-        "STOP",
-        "ST",
-        "OP",
-        "user",
-    ];
-    proptest::collection::vec(proptest::sample::select(parts.to_vec()), 0..24)
+    proptest::collection::vec(proptest::sample::select(WILD_PARTS.to_vec()), 0..24)
         .prop_map(|parts| parts.concat())
 }
 
@@ -489,4 +496,197 @@ proptest! {
             }
         }
     }
+}
+
+/// Numbers from a seed (SplitMix64).
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) % n as u64) as usize
+    }
+}
+
+/// FNV-1a over texts.
+struct Digest(u64);
+
+impl Digest {
+    fn add(&mut self, text: &str) {
+        for byte in text.bytes().chain([0xff]) {
+            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        }
+    }
+
+    fn add_events(&mut self, events: &[OutputEvent]) {
+        for event in events {
+            match event {
+                OutputEvent::Reasoning(text) => self.add(&format!("R{text}")),
+                OutputEvent::Content(text) => self.add(&format!("C{text}")),
+                OutputEvent::ToolCallStart { index, name, .. } => self.add(&format!("S{index} {name}")),
+                OutputEvent::ToolCallArguments { index, json_delta } => {
+                    self.add(&format!("A{index} {json_delta}"));
+                }
+                OutputEvent::ToolCallEnd { index, arguments } => self.add(&format!("E{index} {arguments}")),
+            }
+        }
+        self.add("|");
+    }
+}
+
+/// A random text of what means something to the state machine.
+fn random_output(numbers: &mut Numbers) -> String {
+    let count = numbers.below(28);
+    (0..count).map(|_| WILD_PARTS[numbers.below(WILD_PARTS.len())]).collect()
+}
+
+/// What came out of the decoder for 20,000 random outputs, piece by piece, as it was recorded before the decoder and the
+/// stop watch became one machine: a changed event, end or cut anywhere changes it.
+#[test]
+fn events_are_those_that_were_recorded() {
+    let tokenizer = tiny_tokenizer();
+    let mut numbers = Numbers(22);
+    let mut digest = Digest(0xcbf2_9ce4_8422_2325);
+    for case in 0..20_000 {
+        let output = random_output(&mut numbers);
+        let mode = [
+            OutputMode::Chat,
+            OutputMode::ChatAnswer,
+            OutputMode::Raw(Markers::Hide),
+            OutputMode::Raw(Markers::Show),
+        ][case % 4];
+        let stops: &[&str] =
+            [&[][..], &["STOP"], &["\n", "12é"], &[" to=", "ty\">", "OPSTO"]][numbers.below(4)];
+        let mut decoder = OutputDecoder::new(tokenizer.clone(), &options(mode, stops)).expect("valid");
+        let size = 1 + numbers.below(8);
+        for segment in tokenizer.specials().segments(&output) {
+            match segment {
+                Segment::Special(id) => digest.add_events(&decoder.push(id)),
+                Segment::Plain(text) => {
+                    for piece in text.as_bytes().chunks(size) {
+                        digest.add_events(&decoder.with(|machine, events| machine.push_bytes(piece, events)));
+                    }
+                }
+            }
+            digest.add(&format!("{:?} {:?}", decoder.end(), decoder.channel()));
+        }
+        digest.add_events(&decoder.finish());
+        digest.add(&format!("{:?} {}", decoder.end(), decoder.tool_calls()));
+    }
+    assert_eq!(digest.0, 171_176_423_050_453_944);
+}
+
+/// A turn with a call in which parts are missing, doubled or foreign.
+fn random_call(numbers: &mut Numbers) -> String {
+    let mut output = String::from(" to=get_weather<|message|>");
+    for part in
+        CALL.split_inclusive('>').chain(["<|eom|>", "<|start|>", "assistant", " to=user<|message|>STOP"])
+    {
+        match numbers.below(16) {
+            0 => {}
+            1 => output.push_str(&part.repeat(2)),
+            2 => output.push_str(WILD_PARTS[numbers.below(WILD_PARTS.len())]),
+            _ => output.push_str(part),
+        }
+    }
+    output
+}
+
+/// The ids of an output in which the text between markers is cut at random: tokens of any length, also halves of characters.
+fn random_cuts(numbers: &mut Numbers, output: &str) -> Vec<u32> {
+    let tokenizer = tiny_tokenizer();
+    let mut ids = Vec::new();
+    for segment in tokenizer.specials().segments(output) {
+        match segment {
+            Segment::Special(id) => ids.push(id),
+            Segment::Plain(mut text) => {
+                while !text.is_empty() {
+                    let mut end = 1 + numbers.below(text.len());
+                    while !text.is_char_boundary(end) {
+                        end += 1;
+                    }
+                    ids.extend(tokenizer.encode(&text[..end], Specials::Plain));
+                    text = &text[end..];
+                }
+            }
+        }
+    }
+    ids
+}
+
+/// The engine's watch ends every text at the id where the decoder ends it, and where a call ends if that is asked for.
+#[test]
+fn the_watch_ends_where_the_decoder_ends() {
+    let tokenizer = tiny_tokenizer();
+    let mut numbers = Numbers(23);
+    let mut ends = [0; 4];
+    let long = std::env::var_os("MUSER_TEST_LONG").is_some();
+    for case in 0..if long { 400_000 } else { 20_000 } {
+        let has_call = numbers.below(2) == 0;
+        let output = if has_call { random_call(&mut numbers) } else { random_output(&mut numbers) };
+        let mode = [OutputMode::Chat, OutputMode::ChatAnswer, OutputMode::Raw(Markers::Hide)][case % 3];
+        let stops: &[&str] =
+            [&[][..], &["STOP"], &["\n", "12é"], &[" to=", "ty\">", "OPSTO"]][numbers.below(4)];
+        let options = options(mode, stops);
+        let one_call = numbers.below(2) == 0;
+        let mut decoder = OutputDecoder::new(tokenizer.clone(), &options).expect("valid");
+        let watch = StopMatcher::new(tokenizer.clone(), &options, one_call).expect("valid");
+        let mut watch = watch.clone();
+        assert_eq!(watch.is_none(), stops.is_empty() && matches!(mode, OutputMode::Raw(_)));
+        for (at, &id) in random_cuts(&mut numbers, &output).iter().enumerate() {
+            let events = decoder.push(id);
+            let called = events.iter().any(|event| matches!(event, OutputEvent::ToolCallEnd { .. }));
+            let expected = decoder.end().is_some() || (one_call && called);
+            let ended = watch.as_mut().is_some_and(|watch| watch.push(id));
+            assert_eq!(ended, expected, "{output:?} {mode:?} {stops:?} one call: {one_call}, id {at}");
+            if ended {
+                ends[match decoder.end() {
+                    None => 0,
+                    Some(OutputEnd::StopString(_)) => 1,
+                    Some(OutputEnd::EndOfTurn) if output.contains("<|eot|>") => 2,
+                    Some(OutputEnd::EndOfTurn) => 3,
+                }] += 1;
+                break;
+            }
+        }
+    }
+    assert!(ends.iter().all(|&count| count > 50), "every way to end is met: {ends:?}");
+}
+
+/// What each kind of request installs.
+#[test]
+fn a_watch_is_there_if_more_than_ids_can_end_the_text() {
+    let installed = |mode, stops: &[&str]| {
+        let options = options(mode, stops);
+        StopMatcher::new(tiny_tokenizer().clone(), &options, false).expect("valid").is_some()
+    };
+    assert!(!installed(OutputMode::Raw(Markers::Hide), &[]));
+    assert!(installed(OutputMode::Raw(Markers::Hide), &["a"]));
+    assert!(installed(OutputMode::Chat, &[]) && installed(OutputMode::ChatAnswer, &[]));
+    let useless = options(OutputMode::Raw(Markers::Hide), &[""]);
+    assert!(StopMatcher::new(tiny_tokenizer().clone(), &useless, false).is_err());
+}
+
+/// A stop string is not put together from text before a call and text behind it.
+#[test]
+fn text_around_a_call_makes_no_stop() {
+    let output = format!("{CALL}B");
+    let output = format!(
+        " to=user<|message|>A<|eom|>{START} to=get_weather<|message|>{}<|eot|>",
+        output.replace("</atem:invoke>", "A</atem:invoke>")
+    );
+    let expected = Seen {
+        content: "A\nAB".into(),
+        calls: vec![(PARIS.0.into(), PARIS.1.into(), true)],
+        end: Some(OutputEnd::EndOfTurn),
+        ..Seen::default()
+    };
+    check_with(&options(OutputMode::Chat, &["AxB", "A\nB"]), &output, &expected);
+    // The text in front of a call is apart from that behind it.
+    let output = format!(" to=user<|message|>x<|eom|>{START} to=get_weather<|message|>{CALL}y<|eot|>");
+    let expected = Seen { content: "x\ny".into(), ..expected };
+    check_with(&options(OutputMode::Chat, &["x\ny"]), &output, &expected);
 }

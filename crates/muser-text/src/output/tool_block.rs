@@ -17,18 +17,20 @@
 
 use super::parameter_types::ToolTypes;
 use crate::schema::Types;
+use std::mem;
 
-/// What the parser found.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Found {
+/// Who takes what the parser finds.
+pub(crate) trait Calls {
+    /// Whether the arguments are read: else no JSON is made, and no text of them is kept.
+    const READS: bool;
     /// A call of this tool begins.
-    Start(String),
+    fn start(&mut self, name: &str);
     /// A piece of the JSON of its arguments.
-    Arguments(String),
+    fn arguments(&mut self, json: &str);
     /// The call ends; these are all its arguments.
-    End(String),
+    fn end(&mut self, arguments: &str);
     /// Not part of a call.
-    Text(String),
+    fn text(&mut self, text: &str);
 }
 
 /// How a body ends.
@@ -40,7 +42,7 @@ pub(crate) enum BodyEnd {
     Cut,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 enum Phase {
     /// Before the block.
     Outside,
@@ -57,14 +59,13 @@ enum Phase {
 }
 
 /// A value that is being read.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 struct ParameterValue {
     types: Types,
-    /// Text so far, of a value that is not streamed.
-    raw: String,
-    repeated_key: Option<String>,
+    /// The call has a value of this key: it becomes text beside the call.
+    repeated: bool,
     quotes: Quotes,
-    /// Where in the text a closing tag was passed over since it stands inside a JSON string.
+    /// Where in its kept text a closing tag was passed over since it stands inside a JSON string.
     passed_over: Option<usize>,
 }
 
@@ -88,7 +89,7 @@ impl Quotes {
     }
 }
 
-/// Parser of one body.
+/// Parser of the bodies of a generation, one after the other. Its buffers are made once and used for all of them.
 #[derive(Clone, Debug)]
 pub(crate) struct ToolBlock {
     /// From the message header.
@@ -101,7 +102,14 @@ pub(crate) struct ToolBlock {
     /// Resolved name of the call that is open.
     name: String,
     announced: bool,
-    keys: Vec<String>,
+    /// Keys of the call so far, each with a line break behind it, which no key has.
+    keys: String,
+    /// Key of the value that is being read.
+    key: String,
+    /// Text of the value so far, if it is not streamed.
+    value: String,
+    /// Name in the tag that was read last.
+    tag_name: String,
     arguments: String,
     calls: usize,
     /// Every closing tag closes, also those inside JSON strings.
@@ -134,46 +142,63 @@ enum Head {
 
 /// A tag with a name, at the start of the buffer.
 enum Tag {
-    Whole { name: String, len: usize },
+    /// It has so many bytes, and its name is in `tag_name`.
+    Whole(usize),
     Open,
     Broken,
 }
 
 impl ToolBlock {
-    pub(crate) fn new(recipient: &str) -> ToolBlock {
+    /// A parser whose buffers hold `room` bytes each from the start.
+    pub(crate) fn with_room(room: usize) -> ToolBlock {
+        let buffer = || String::with_capacity(room);
         ToolBlock {
-            recipient: recipient.to_owned(),
-            phase: Phase::Outside,
-            buffer: String::new(),
-            raw: String::new(),
-            name: String::new(),
+            recipient: buffer(),
+            phase: Phase::Text,
+            buffer: buffer(),
+            raw: buffer(),
+            name: buffer(),
             announced: false,
-            keys: Vec::new(),
+            keys: buffer(),
+            key: buffer(),
+            value: buffer(),
+            tag_name: buffer(),
             arguments: String::new(),
             calls: 0,
             any_close: false,
         }
     }
 
-    pub(crate) fn push(&mut self, text: &str, tools: &ToolTypes, found: &mut Vec<Found>) {
+    /// A body begins.
+    pub(crate) fn begin(&mut self, recipient: &str) {
+        self.recipient.clear();
+        self.recipient.push_str(recipient);
+        self.phase = Phase::Outside;
+        self.buffer.clear();
+        self.raw.clear();
+        self.announced = false;
+        self.calls = 0;
+        self.any_close = false;
+    }
+
+    pub(crate) fn push<O: Calls>(&mut self, text: &str, tools: &ToolTypes, out: &mut O) {
         self.buffer.push_str(text);
-        while self.step(tools, found) {}
+        while self.step(tools, out) {}
     }
 
     /// The body ends.
-    pub(crate) fn close(&mut self, end: BodyEnd, tools: &ToolTypes, found: &mut Vec<Found>) {
-        if end == BodyEnd::ByModel && self.back_to_first_close(found) {
-            while self.step(tools, found) {}
+    pub(crate) fn close<O: Calls>(&mut self, end: BodyEnd, tools: &ToolTypes, out: &mut O) {
+        if end == BodyEnd::ByModel && self.back_to_first_close(out) {
+            while self.step(tools, out) {}
         }
-        match (&self.phase, end) {
+        match (self.phase, end) {
             (Phase::Value(_), BodyEnd::ByModel) => {
                 // What is still here could begin a closing tag. More than its first character is no accident.
-                let rest = std::mem::take(&mut self.buffer);
-                if rest.len() == 1 {
-                    self.value_text(&rest, found);
+                if self.buffer.len() == 1 {
+                    self.take_value(1, out);
                 }
-                self.end_value(found);
-                self.end_call(found);
+                self.end_value(out);
+                self.end_call(out);
             }
             (phase, BodyEnd::ByModel) => {
                 let in_call = matches!(phase, Phase::Call { .. }) && self.announced;
@@ -181,10 +206,10 @@ impl ToolBlock {
                 let closing = (in_call && CALL_CLOSE.starts_with(&self.buffer))
                     || ((in_call || self.calls > 0) && BLOCK_CLOSE.starts_with(&self.buffer));
                 if !closing {
-                    self.give_text(found);
+                    self.give_text(out);
                 }
                 if in_call {
-                    self.end_call(found);
+                    self.end_call(out);
                 }
             }
             // A call that was cut off is not ended: its arguments may be half a value. And what was the beginning of a
@@ -197,10 +222,10 @@ impl ToolBlock {
     }
 
     /// Consumes something from the buffer; false if more text is needed.
-    fn step(&mut self, tools: &ToolTypes, found: &mut Vec<Found>) -> bool {
-        match &self.phase {
+    fn step<O: Calls>(&mut self, tools: &ToolTypes, out: &mut O) -> bool {
+        match self.phase {
             Phase::Text => {
-                self.give_text(found);
+                self.give_text(out);
                 false
             }
             Phase::Outside | Phase::After => {
@@ -223,9 +248,9 @@ impl ToolBlock {
                 self.skip_space();
                 match self.head(&[CALL_OPEN, BLOCK_CLOSE]) {
                     Head::Literal(0) => match self.tag(CALL_OPEN) {
-                        Tag::Whole { name, len } => {
+                        Tag::Whole(len) => {
                             self.consume(len);
-                            self.name = self.resolve(&name, tools);
+                            self.resolve(tools);
                             self.announced = false;
                             self.keys.clear();
                             self.arguments.clear();
@@ -249,54 +274,52 @@ impl ToolBlock {
                 if !stray {
                     self.skip_space();
                 }
-                self.step_call(tools, found)
+                self.step_call(tools, out)
             }
-            Phase::Value(_) => self.step_value(found),
+            Phase::Value(_) => self.step_value(out),
         }
     }
 
-    fn step_call(&mut self, tools: &ToolTypes, found: &mut Vec<Found>) -> bool {
+    fn step_call<O: Calls>(&mut self, tools: &ToolTypes, out: &mut O) -> bool {
         match self.head(&[PARAMETER_OPEN, CALL_CLOSE, BLOCK_CLOSE, CALL_OPEN]) {
             Head::Literal(0) => match self.tag(PARAMETER_OPEN) {
-                Tag::Whole { name, len } => {
+                Tag::Whole(len) => {
                     self.consume(len);
-                    self.begin_value(name, tools, found);
+                    self.begin_value(tools, out);
                     true
                 }
                 Tag::Open => false,
-                Tag::Broken => self.stray(found),
+                Tag::Broken => self.stray(out),
             },
             Head::Literal(1) => {
                 self.consume(CALL_CLOSE.len());
-                self.announce(found);
-                self.end_call(found);
+                self.announce(out);
+                self.end_call(out);
                 true
             }
             // The call was not closed. With parameters it is clear enough where it ended.
             Head::Literal(_) if self.announced => {
-                self.end_call(found);
+                self.end_call(out);
                 true
             }
             Head::Open => false,
-            Head::Literal(_) | Head::Other => self.stray(found),
+            Head::Literal(_) | Head::Other => self.stray(out),
         }
     }
 
-    fn step_value(&mut self, found: &mut Vec<Found>) -> bool {
+    fn step_value<O: Calls>(&mut self, out: &mut O) -> bool {
         if let Some(end) = self.buffer.find(PARAMETER_CLOSE) {
-            let value: String = self.buffer.drain(..end).collect();
-            self.value_text(&value, found);
+            self.take_value(end, out);
             self.buffer.drain(..PARAMETER_CLOSE.len());
             if !self.pass_over_close() {
-                self.end_value(found);
+                self.end_value(out);
             }
             return true;
         }
         let held =
             (1..PARAMETER_CLOSE.len()).rev().find(|len| self.buffer.ends_with(&PARAMETER_CLOSE[..*len]));
         let safe = self.buffer.len() - held.unwrap_or(0);
-        let value: String = self.buffer.drain(..safe).collect();
-        self.value_text(&value, found);
+        self.take_value(safe, out);
         false
     }
 
@@ -307,35 +330,35 @@ impl ToolBlock {
         if any_close || value.types.allows_text() || !value.quotes.open {
             return false;
         }
-        value.passed_over.get_or_insert(value.raw.len());
-        value.raw.push_str(PARAMETER_CLOSE);
+        value.passed_over.get_or_insert(self.value.len());
+        self.value.push_str(PARAMETER_CLOSE);
         value.quotes.push(PARAMETER_CLOSE);
         true
     }
 
     /// The body ends in a value of which a closing tag was passed over: then it was not inside a string after all.
-    fn back_to_first_close(&mut self, found: &mut Vec<Found>) -> bool {
+    fn back_to_first_close<O: Calls>(&mut self, out: &mut O) -> bool {
         let Phase::Value(value) = &mut self.phase else { return false };
         let Some(at) = value.passed_over.take() else { return false };
-        let rest = value.raw.split_off(at);
-        self.buffer.insert_str(0, &rest[PARAMETER_CLOSE.len()..]);
+        self.buffer.insert_str(0, &self.value[at + PARAMETER_CLOSE.len()..]);
+        self.value.truncate(at);
         self.any_close = true;
-        self.end_value(found);
+        self.end_value(out);
         true
     }
 
     /// Text in a call that is no tag: without a parameter so far it is no call, else the text stands beside the call.
-    fn stray(&mut self, found: &mut Vec<Found>) -> bool {
+    fn stray<O: Calls>(&mut self, out: &mut O) -> bool {
         if !self.announced {
             return self.degrade();
         }
         let first = self.buffer.chars().next().map_or(0, char::len_utf8);
         let end = self.buffer[first..].find('<').map_or(self.buffer.len(), |at| first + at);
-        let text: String = self.buffer.drain(..end).collect();
-        if text.is_empty() {
+        if end == 0 {
             return false;
         }
-        found.push(Found::Text(text));
+        out.text(&self.buffer[..end]);
+        self.buffer.drain(..end);
         self.phase = Phase::Call { stray: true };
         true
     }
@@ -346,90 +369,102 @@ impl ToolBlock {
         true
     }
 
-    fn begin_value(&mut self, key: String, tools: &ToolTypes, found: &mut Vec<Found>) {
-        self.announce(found);
-        let repeated_key = self.keys.contains(&key).then(|| key.clone());
-        let types = tools.parameter(&self.name, &key);
-        if repeated_key.is_none() {
-            let separator = if self.keys.is_empty() { '{' } else { ',' };
-            let quote = if types.is_text() { "\"" } else { "" };
-            self.give_arguments(&format!("{separator}{}:{quote}", json_string(&key)), found);
-            self.keys.push(key);
+    fn begin_value<O: Calls>(&mut self, tools: &ToolTypes, out: &mut O) {
+        self.announce(out);
+        mem::swap(&mut self.key, &mut self.tag_name);
+        self.value.clear();
+        let repeated = self.keys.split_terminator('\n').any(|key| key == self.key);
+        let types = tools.parameter(&self.name, &self.key);
+        if !repeated {
+            if O::READS {
+                let separator = if self.keys.is_empty() { '{' } else { ',' };
+                let quote = if types.is_text() { "\"" } else { "" };
+                let opening = format!("{separator}{}:{quote}", json_string(&self.key));
+                self.give_arguments(&opening, out);
+            }
+            self.keys.push_str(&self.key);
+            self.keys.push('\n');
         }
-        self.phase = Phase::Value(ParameterValue {
-            types,
-            raw: String::new(),
-            repeated_key,
-            quotes: Quotes::default(),
-            passed_over: None,
-        });
+        self.phase =
+            Phase::Value(ParameterValue { types, repeated, quotes: Quotes::default(), passed_over: None });
     }
 
-    fn value_text(&mut self, text: &str, found: &mut Vec<Found>) {
+    /// Takes so many bytes of the buffer as text of the value.
+    fn take_value<O: Calls>(&mut self, len: usize, out: &mut O) {
         let Phase::Value(value) = &mut self.phase else { return };
-        if value.types.is_text() && value.repeated_key.is_none() {
-            if !text.is_empty() {
+        let text = &self.buffer[..len];
+        if value.types.is_text() && !value.repeated {
+            if O::READS && !text.is_empty() {
                 let quoted = json_string(text);
-                self.give_arguments(&quoted[1..quoted.len() - 1], found);
+                self.give_arguments(&quoted[1..quoted.len() - 1], out);
             }
         } else {
-            value.raw.push_str(text);
             value.quotes.push(text);
-        }
-    }
-
-    fn end_value(&mut self, found: &mut Vec<Found>) {
-        let Phase::Value(value) = std::mem::replace(&mut self.phase, Phase::Call { stray: false }) else {
-            return;
-        };
-        let ParameterValue { types, raw, repeated_key, .. } = value;
-        match repeated_key {
-            // The first value is given out already, and an object has a key once.
-            Some(key) => {
-                found.push(Found::Text(format!("{PARAMETER_OPEN}{key}{OPEN_END}{raw}{PARAMETER_CLOSE}")));
+            // Where nobody reads the JSON only what may become text beside the call is kept.
+            if O::READS || value.repeated || value.passed_over.is_some() {
+                self.value.push_str(text);
             }
-            None if types.is_text() => self.give_arguments("\"", found),
-            None => self.give_arguments(&types.to_json(&raw), found),
+        }
+        self.buffer.drain(..len);
+    }
+
+    fn end_value<O: Calls>(&mut self, out: &mut O) {
+        let Phase::Value(ParameterValue { types, repeated, .. }) = self.phase else { return };
+        self.phase = Phase::Call { stray: false };
+        if repeated {
+            // The first value is given out already, and an object has a key once.
+            for part in [PARAMETER_OPEN, &self.key, OPEN_END, &self.value, PARAMETER_CLOSE] {
+                out.text(part);
+            }
+        } else if types.is_text() {
+            self.give_arguments("\"", out);
+        } else if O::READS {
+            let json = types.to_json(&self.value);
+            self.give_arguments(&json, out);
         }
     }
 
-    fn announce(&mut self, found: &mut Vec<Found>) {
+    fn announce<O: Calls>(&mut self, out: &mut O) {
         if !self.announced {
             self.announced = true;
             self.raw.clear();
-            found.push(Found::Start(self.name.clone()));
+            out.start(&self.name);
         }
     }
 
-    fn end_call(&mut self, found: &mut Vec<Found>) {
-        self.give_arguments(if self.keys.is_empty() { "{}" } else { "}" }, found);
-        found.push(Found::End(std::mem::take(&mut self.arguments)));
+    fn end_call<O: Calls>(&mut self, out: &mut O) {
+        self.give_arguments(if self.keys.is_empty() { "{}" } else { "}" }, out);
+        out.end(&self.arguments);
+        self.arguments.clear();
         self.calls += 1;
         self.announced = false;
         self.raw.clear();
         self.phase = Phase::Block;
     }
 
-    fn give_arguments(&mut self, json: &str, found: &mut Vec<Found>) {
-        self.arguments.push_str(json);
-        found.push(Found::Arguments(json.to_owned()));
+    fn give_arguments<O: Calls>(&mut self, json: &str, out: &mut O) {
+        if O::READS {
+            self.arguments.push_str(json);
+            out.arguments(json);
+        }
     }
 
     /// Gives out all that was not given out, as text; white space alone is nothing.
-    fn give_text(&mut self, found: &mut Vec<Found>) {
-        let mut text = std::mem::take(&mut self.raw);
-        text.push_str(&std::mem::take(&mut self.buffer));
-        let worth_showing = matches!(self.phase, Phase::Text) || !text.trim().is_empty();
-        if worth_showing && !text.is_empty() {
-            found.push(Found::Text(text));
+    fn give_text<O: Calls>(&mut self, out: &mut O) {
+        let is_text = |text: &str| !text.trim().is_empty();
+        if matches!(self.phase, Phase::Text) || is_text(&self.raw) || is_text(&self.buffer) {
+            out.text(&self.raw);
+            out.text(&self.buffer);
         }
+        self.raw.clear();
+        self.buffer.clear();
     }
 
     fn consume(&mut self, len: usize) {
-        let consumed: String = self.buffer.drain(..len).collect();
         if !self.announced {
-            self.raw.push_str(&consumed);
+            self.raw.push_str(&self.buffer[..len]);
         }
+        self.buffer.drain(..len);
     }
 
     fn skip_space(&mut self) {
@@ -450,7 +485,7 @@ impl ToolBlock {
         }
     }
 
-    fn tag(&self, open: &str) -> Tag {
+    fn tag(&mut self, open: &str) -> Tag {
         let rest = &self.buffer[open.len()..];
         let end = rest.find(OPEN_END);
         let name = &rest[..end.unwrap_or(rest.len())];
@@ -460,15 +495,19 @@ impl ToolBlock {
         }
         match end {
             Some(end) => {
-                Tag::Whole { name: name.replace("<|message|>", ""), len: open.len() + end + OPEN_END.len() }
+                self.tag_name.clear();
+                name.split("<|message|>").for_each(|part| self.tag_name.push_str(part));
+                Tag::Whole(open.len() + end + OPEN_END.len())
             }
             None => Tag::Open,
         }
     }
 
     /// The tool that is meant: by the tag, else by the message header, else what the tag says.
-    fn resolve(&self, name: &str, tools: &ToolTypes) -> String {
-        tools.resolve(name).or_else(|| tools.resolve(&self.recipient)).unwrap_or(name).to_owned()
+    fn resolve(&mut self, tools: &ToolTypes) {
+        let name = tools.resolve(&self.tag_name).or_else(|| tools.resolve(&self.recipient));
+        self.name.clear();
+        self.name.push_str(name.unwrap_or(&self.tag_name));
     }
 }
 

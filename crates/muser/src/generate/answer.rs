@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use muser_engine::{Event, FinishReason, Finished, Request, SamplingParams, StopWatch};
+use muser_engine::{Event, FinishReason, Finished, Request, SamplingParams, StopWatch, StopWatchFactory};
 use muser_text::{OutputDecoder, OutputEvent, OutputOptions, StopMatcher};
 use serde::Serialize;
 
@@ -128,8 +128,9 @@ impl Session {
         request.max_tokens = sampling.max_tokens;
         request.seed = sampling.seed;
         request.sampling = sampling_params(sampling);
-        let matcher = StopMatcher::new(Arc::clone(&self.tokenizer), &output)?;
-        request.stop_watch = Some(Box::new(move |_| Box::new(Watch(matcher.clone()))));
+        request.stop_watch = StopMatcher::new(Arc::clone(&self.tokenizer), &output, false)?.map(|matcher| {
+            Box::new(move |_| Box::new(Watch(matcher.clone())) as Box<dyn StopWatch>) as StopWatchFactory
+        });
         let submitted = Instant::now();
         let mut submission = self.engine.submit(request)?;
         let mut answer = Answer::empty(submission.seed(), self.load_time);

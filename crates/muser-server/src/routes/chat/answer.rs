@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 
+use muser_text::OutputEvent;
 use serde_json::{Map, Value, json};
 
-use crate::answer::{Answer, Outcome, Piece, PromptToken, TokenLogprob, ToolCall, Usage};
+use crate::answer::{Answer, Outcome, PromptToken, TokenLogprob, ToolCall, Usage};
 use crate::custom_tools::{InputText, input_of};
 
 /// What is the same in all parts of one answer.
@@ -82,21 +83,22 @@ impl Head {
     pub fn piece(
         &self,
         choice: u32,
-        piece: &Piece,
+        piece: &OutputEvent,
         logprobs_of: &[TokenLogprob],
         custom: &mut CustomCalls,
     ) -> Option<Value> {
         let delta = match piece {
-            Piece::Reasoning(text) => json!({"reasoning_content": text}),
-            Piece::Content(text) => json!({"content": text}),
-            Piece::ToolCall { index, id, name } if self.custom.contains(name) => {
+            OutputEvent::Reasoning(text) => json!({"reasoning_content": text}),
+            OutputEvent::Content(text) => json!({"content": text}),
+            OutputEvent::ToolCallStart { index, id, name } if self.custom.contains(name) => {
                 custom.0.insert(choice, (*index, InputText::default()));
                 json!({"tool_calls": [{"index": index, "id": id, "type": "custom", "custom": {"name": name, "input": ""}}]})
             }
-            Piece::ToolCall { index, id, name } => json!({"tool_calls": [{
+            OutputEvent::ToolCallStart { index, id, name } => json!({"tool_calls": [{
                 "index": index, "id": id, "type": "function", "function": {"name": name, "arguments": ""},
             }]}),
-            Piece::ToolArguments { index, fragment } => match custom.0.get_mut(&choice) {
+            OutputEvent::ToolCallArguments { index, json_delta: fragment } => match custom.0.get_mut(&choice)
+            {
                 Some((open, input)) if open == index => {
                     let text = input.push(fragment);
                     if text.is_empty() {
@@ -106,6 +108,7 @@ impl Head {
                 }
                 _ => json!({"tool_calls": [{"index": index, "function": {"arguments": fragment}}]}),
             },
+            OutputEvent::ToolCallEnd { .. } => return None,
         };
         let logprobs = if logprobs_of.is_empty() { Value::Null } else { logprobs(logprobs_of) };
         Some(self.chunk(choice, delta, logprobs, None))
@@ -231,10 +234,10 @@ mod tests {
         assert_eq!(message["tool_calls"][0]["function"]["arguments"], "{\"a\":1}");
         assert_eq!(whole["choices"][0]["finish_reason"], "tool_calls");
         let mut custom = CustomCalls::default();
-        let mut piece = |piece: Piece| head().piece(0, &piece, &[], &mut custom).expect("a chunk");
-        let start = piece(Piece::ToolCall { index: 0, id: "call_1".into(), name: "f".into() });
+        let mut piece = |piece: OutputEvent| head().piece(0, &piece, &[], &mut custom).expect("a chunk");
+        let start = piece(OutputEvent::ToolCallStart { index: 0, id: "call_1".into(), name: "f".into() });
         assert_eq!(start["choices"][0]["delta"]["tool_calls"][0]["index"], 0);
-        let more = piece(Piece::ToolArguments { index: 0, fragment: "{".into() });
+        let more = piece(OutputEvent::ToolCallArguments { index: 0, json_delta: "{".into() });
         let call = &more["choices"][0]["delta"]["tool_calls"][0];
         assert_eq!(call, &json!({"index": 0, "function": {"arguments": "{"}}));
         assert_eq!(head().closing(0, &answer.outcome)["choices"][0]["finish_reason"], "tool_calls");
@@ -251,8 +254,9 @@ mod tests {
         );
         let mut custom = CustomCalls::default();
         let mut text = String::new();
-        let start = Piece::ToolCall { index: 0, id: "call_1".into(), name: "patch".into() };
-        let pieces = arguments.chars().map(|c| Piece::ToolArguments { index: 0, fragment: c.to_string() });
+        let start = OutputEvent::ToolCallStart { index: 0, id: "call_1".into(), name: "patch".into() };
+        let pieces =
+            arguments.chars().map(|c| OutputEvent::ToolCallArguments { index: 0, json_delta: c.to_string() });
         let chunks = std::iter::once(start)
             .chain(pieces)
             .filter_map(|piece| head().piece(0, &piece, &[], &mut custom));

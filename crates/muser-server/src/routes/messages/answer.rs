@@ -3,9 +3,10 @@
 //! Text, thinking and calls are blocks with an index; a stream opens a block, fills it and closes it before the next
 //! one opens. [`Blocks`] keeps that order whatever order the pieces come in.
 
+use muser_text::OutputEvent;
 use serde_json::{Value, json};
 
-use crate::answer::{Answer, Finish, Outcome, Piece, Usage, call_input};
+use crate::answer::{Answer, Finish, Outcome, Usage, call_input};
 use crate::sse::Event;
 
 /// What is the same in all parts of one answer.
@@ -87,9 +88,9 @@ pub struct Blocks {
 
 impl Blocks {
     /// The events for a piece.
-    pub fn piece(&mut self, piece: Piece, events: &mut Vec<Event>) {
+    pub fn piece(&mut self, piece: OutputEvent, events: &mut Vec<Event>) {
         match piece {
-            Piece::Reasoning(text) => {
+            OutputEvent::Reasoning(text) => {
                 self.enter(
                     Block::Thinking,
                     || json!({"type": "thinking", "thinking": "", "signature": ""}),
@@ -97,17 +98,18 @@ impl Blocks {
                 );
                 self.delta(json!({"type": "thinking_delta", "thinking": text}), events);
             }
-            Piece::Content(text) => {
+            OutputEvent::Content(text) => {
                 self.enter(Block::Text, || json!({"type": "text", "text": ""}), events);
                 self.delta(json!({"type": "text_delta", "text": text}), events);
             }
-            Piece::ToolCall { index, id, name } => {
+            OutputEvent::ToolCallStart { index, id, name } => {
                 let block = || json!({"type": "tool_use", "id": tool_id(&id), "name": name, "input": {}});
                 self.enter(Block::Tool(index), block, events);
             }
-            Piece::ToolArguments { fragment, .. } => {
+            OutputEvent::ToolCallArguments { json_delta: fragment, .. } => {
                 self.delta(json!({"type": "input_json_delta", "partial_json": fragment}), events);
             }
+            OutputEvent::ToolCallEnd { .. } => {}
         }
     }
 
@@ -183,12 +185,12 @@ mod tests {
         let mut blocks = Blocks::default();
         let mut events = Vec::new();
         for piece in [
-            Piece::Reasoning("a".into()),
-            Piece::Reasoning("b".into()),
-            Piece::Content("c".into()),
-            Piece::ToolCall { index: 0, id: "call_7".into(), name: "f".into() },
-            Piece::ToolArguments { index: 0, fragment: "{}".into() },
-            Piece::ToolCall { index: 1, id: "call_8".into(), name: "g".into() },
+            OutputEvent::Reasoning("a".into()),
+            OutputEvent::Reasoning("b".into()),
+            OutputEvent::Content("c".into()),
+            OutputEvent::ToolCallStart { index: 0, id: "call_7".into(), name: "f".into() },
+            OutputEvent::ToolCallArguments { index: 0, json_delta: "{}".into() },
+            OutputEvent::ToolCallStart { index: 1, id: "call_8".into(), name: "g".into() },
         ] {
             blocks.piece(piece, &mut events);
         }

@@ -2,10 +2,11 @@
 
 use std::time::Instant;
 
+use muser_text::OutputEvent;
 use serde_json::{Value, json};
 
 use super::is_empty;
-use crate::answer::{Answer, Finish, Outcome, Piece, TokenLogprob, ToolCall, call_input};
+use crate::answer::{Answer, Finish, Outcome, TokenLogprob, ToolCall, call_input};
 use crate::app::unix_seconds;
 use crate::routes::chat::answer::logprobs;
 
@@ -60,30 +61,31 @@ impl Lines {
     }
 
     /// The lines for a piece.
-    pub fn piece(&mut self, piece: Piece, tokens: &[TokenLogprob], out: &mut Vec<Value>) {
+    pub fn piece(&mut self, piece: OutputEvent, tokens: &[TokenLogprob], out: &mut Vec<Value>) {
         if is_empty(&piece) && tokens.is_empty() {
             return;
         }
         match piece {
-            Piece::ToolArguments { fragment, .. } => {
+            OutputEvent::ToolCallArguments { json_delta: fragment, .. } => {
                 if let Some(call) = &mut self.call {
                     call.arguments.push_str(&fragment);
                 }
             }
-            Piece::ToolCall { id, name, .. } => {
+            OutputEvent::ToolCallStart { id, name, .. } => {
                 self.flush_call(out);
                 self.call = Some(ToolCall { id, name, arguments: String::new() });
             }
-            Piece::Content(text) => {
+            OutputEvent::Content(text) => {
                 self.flush_call(out);
                 let mut line = self.line(&text, "", &[]);
                 tell(&mut line, tokens);
                 out.push(line);
             }
-            Piece::Reasoning(text) => {
+            OutputEvent::Reasoning(text) => {
                 self.flush_call(out);
                 out.push(self.line("", &text, &[]));
             }
+            OutputEvent::ToolCallEnd { .. } => {}
         }
     }
 
@@ -184,9 +186,13 @@ mod tests {
     fn calls_are_given_out_whole() {
         let mut lines = Lines::new(Shape::Chat, "m".into(), Instant::now());
         let mut out = Vec::new();
-        lines.piece(Piece::ToolCall { index: 0, id: "call_1".into(), name: "f".into() }, &[], &mut out);
-        lines.piece(Piece::ToolArguments { index: 0, fragment: "{\"a\"".into() }, &[], &mut out);
-        lines.piece(Piece::ToolArguments { index: 0, fragment: ":1}".into() }, &[], &mut out);
+        lines.piece(
+            OutputEvent::ToolCallStart { index: 0, id: "call_1".into(), name: "f".into() },
+            &[],
+            &mut out,
+        );
+        lines.piece(OutputEvent::ToolCallArguments { index: 0, json_delta: "{\"a\"".into() }, &[], &mut out);
+        lines.piece(OutputEvent::ToolCallArguments { index: 0, json_delta: ":1}".into() }, &[], &mut out);
         assert!(out.is_empty());
         lines.finish(&Answer::default().outcome, &mut out);
         assert_eq!(
@@ -201,8 +207,16 @@ mod tests {
     fn a_call_that_was_cut_is_no_whole_one() {
         let mut lines = Lines::new(Shape::Chat, "m".into(), Instant::now());
         let mut out = Vec::new();
-        lines.piece(Piece::ToolCall { index: 0, id: "call_1".into(), name: "f".into() }, &[], &mut out);
-        lines.piece(Piece::ToolArguments { index: 0, fragment: "{\"a\":\"Par".into() }, &[], &mut out);
+        lines.piece(
+            OutputEvent::ToolCallStart { index: 0, id: "call_1".into(), name: "f".into() },
+            &[],
+            &mut out,
+        );
+        lines.piece(
+            OutputEvent::ToolCallArguments { index: 0, json_delta: "{\"a\":\"Par".into() },
+            &[],
+            &mut out,
+        );
         let mut outcome = Answer::default().outcome;
         outcome.finish = Finish::Length;
         lines.finish(&outcome, &mut out);

@@ -15,12 +15,13 @@ use axum::body::Bytes;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse as _, Response};
 use futures_util::{StreamExt as _, stream};
+use muser_text::OutputEvent;
 use serde_json::{Value, json};
 
 use self::answer::{Lines, Shape};
 use super::embeddings::{dimensions, inputs, vectors};
 use super::models::check_name;
-use crate::answer::{Piece, Update};
+use crate::answer::Update;
 use crate::app::{Loaded, ModelFacts, SharedApp};
 use crate::error::{ApiError, Dialect};
 use crate::exchange::read_body;
@@ -214,6 +215,6 @@ fn details(loaded: &Loaded) -> Value {
 }
 
 /// Whether a piece shows something; the empty ones are not worth a line.
-fn is_empty(piece: &Piece) -> bool {
-    matches!(piece, Piece::Reasoning(text) | Piece::Content(text) if text.is_empty())
+fn is_empty(piece: &OutputEvent) -> bool {
+    matches!(piece, OutputEvent::Reasoning(text) | OutputEvent::Content(text) if text.is_empty())
 }

@@ -5,12 +5,13 @@
 
 use std::sync::Arc;
 
+use muser_text::OutputEvent;
 use serde_json::{Map, Value, json};
 
 use super::history::encoded;
 use super::request::Shows;
 use super::tools::{Called, Toolbox};
-use crate::answer::{Answer, Finish, Outcome, Piece, TokenLogprob, Usage, is_whole};
+use crate::answer::{Answer, Finish, Outcome, TokenLogprob, Usage, is_whole};
 use crate::custom_tools::InputText;
 use crate::routes::chat::answer::logprobs;
 use crate::sse::Event;
@@ -74,16 +75,16 @@ impl Head {
         let mut items = Items::new(self.clone());
         let mut events = Vec::new();
         if !answer.reasoning.is_empty() {
-            items.piece(Piece::Reasoning(answer.reasoning.clone()), &[], &mut events);
+            items.piece(OutputEvent::Reasoning(answer.reasoning.clone()), &[], &mut events);
         }
         if !answer.content.is_empty() || answer.tool_calls.is_empty() {
-            items.piece(Piece::Content(answer.content.clone()), &answer.logprobs, &mut events);
+            items.piece(OutputEvent::Content(answer.content.clone()), &answer.logprobs, &mut events);
         }
         for (index, call) in answer.tool_calls.iter().enumerate() {
             let (id, name) = (call.id.clone(), call.name.clone());
-            items.piece(Piece::ToolCall { index, id, name }, &[], &mut events);
+            items.piece(OutputEvent::ToolCallStart { index, id, name }, &[], &mut events);
             let fragment = call.arguments.clone();
-            items.piece(Piece::ToolArguments { index, fragment }, &[], &mut events);
+            items.piece(OutputEvent::ToolCallArguments { index, json_delta: fragment }, &[], &mut events);
         }
         items.finish(&answer.outcome, &mut events)
     }
@@ -214,9 +215,9 @@ impl Items {
     }
 
     /// The events for a piece.
-    pub fn piece(&mut self, piece: Piece, tokens: &[TokenLogprob], events: &mut Vec<Event>) {
+    pub fn piece(&mut self, piece: OutputEvent, tokens: &[TokenLogprob], events: &mut Vec<Event>) {
         match piece {
-            Piece::Reasoning(text) => {
+            OutputEvent::Reasoning(text) => {
                 self.enter(Kind::Reasoning, events);
                 self.delta("response.reasoning_text.delta", &text, json!({"content_index": 0}), events);
                 if self.head.shows.summary
@@ -226,7 +227,7 @@ impl Items {
                     self.say_of(&id, "response.reasoning_summary_text.delta", payload, events);
                 }
             }
-            Piece::Content(text) => {
+            OutputEvent::Content(text) => {
                 // Nothing is begun for tokens without text.
                 if text.is_empty()
                     && self.open.as_ref().is_none_or(|open| open.kind != Kind::Message)
@@ -242,11 +243,12 @@ impl Items {
                 let more = json!({"content_index": 0, "logprobs": told});
                 self.delta("response.output_text.delta", &text, more, events);
             }
-            Piece::ToolCall { index, id, name } => {
+            OutputEvent::ToolCallStart { index, id, name } => {
                 let called = self.head.tools.called(&name);
                 self.enter(Kind::Call { index, call_id: id, called }, events);
             }
-            Piece::ToolArguments { fragment, .. } => self.arguments(&fragment, events),
+            OutputEvent::ToolCallArguments { json_delta: fragment, .. } => self.arguments(&fragment, events),
+            OutputEvent::ToolCallEnd { .. } => {}
         }
     }
 
@@ -417,10 +419,14 @@ mod tests {
         let mut items = Items::new(head());
         let mut events = Vec::new();
         items.start(&mut events);
-        items.piece(Piece::Content("a".into()), &[], &mut events);
-        items.piece(Piece::Content("b".into()), &[], &mut events);
-        items.piece(Piece::ToolCall { index: 0, id: "call_1".into(), name: "f".into() }, &[], &mut events);
-        items.piece(Piece::ToolArguments { index: 0, fragment: "{}".into() }, &[], &mut events);
+        items.piece(OutputEvent::Content("a".into()), &[], &mut events);
+        items.piece(OutputEvent::Content("b".into()), &[], &mut events);
+        items.piece(
+            OutputEvent::ToolCallStart { index: 0, id: "call_1".into(), name: "f".into() },
+            &[],
+            &mut events,
+        );
+        items.piece(OutputEvent::ToolCallArguments { index: 0, json_delta: "{}".into() }, &[], &mut events);
         let mut outcome = Answer::default().outcome;
         outcome.finish = Finish::ToolCalls;
         items.finish(&outcome, &mut events);
@@ -489,15 +495,19 @@ mod tests {
             let mut items = Items::new(head());
             let mut events = Vec::new();
             if !content.is_empty() {
-                items.piece(Piece::Content(content.into()), &[], &mut events);
+                items.piece(OutputEvent::Content(content.into()), &[], &mut events);
             }
             if let Some(arguments) = arguments {
                 items.piece(
-                    Piece::ToolCall { index: 0, id: "call_1".into(), name: "f".into() },
+                    OutputEvent::ToolCallStart { index: 0, id: "call_1".into(), name: "f".into() },
                     &[],
                     &mut events,
                 );
-                items.piece(Piece::ToolArguments { index: 0, fragment: arguments.into() }, &[], &mut events);
+                items.piece(
+                    OutputEvent::ToolCallArguments { index: 0, json_delta: arguments.into() },
+                    &[],
+                    &mut events,
+                );
             }
             items.finish(&outcome, &mut events);
             let Some(Event::Named("response.incomplete", last)) = events.last() else { panic!("{events:?}") };
@@ -518,7 +528,7 @@ mod tests {
         assert_eq!(whole["status"], "completed");
         assert_eq!(whole["metadata"], json!({"a": "b"}));
     }
-    fn played(head: Head, pieces: Vec<Piece>, finish: Finish) -> (Vec<(String, Value)>, Value) {
+    fn played(head: Head, pieces: Vec<OutputEvent>, finish: Finish) -> (Vec<(String, Value)>, Value) {
         let mut items = Items::new(head);
         let mut events = Vec::new();
         pieces.into_iter().for_each(|piece| items.piece(piece, &[], &mut events));
@@ -534,12 +544,13 @@ mod tests {
 
     #[test]
     fn calls_come_back_as_the_client_knows_their_tools() {
-        let call = |index: usize, name: &str| Piece::ToolCall {
+        let call = |index: usize, name: &str| OutputEvent::ToolCallStart {
             index,
             id: format!("call_{index}"),
             name: name.into(),
         };
-        let more = |index: usize, text: &str| Piece::ToolArguments { index, fragment: text.into() };
+        let more =
+            |index: usize, text: &str| OutputEvent::ToolCallArguments { index, json_delta: text.into() };
         let pieces = vec![
             call(0, "patch"),
             more(0, "{\"input\":\"*** B"),
@@ -576,8 +587,8 @@ mod tests {
     fn a_custom_call_that_was_cut_is_not_done() {
         for arguments in ["", "{\"input\":\"*** B"] {
             let pieces = vec![
-                Piece::ToolCall { index: 0, id: "call_0".into(), name: "patch".into() },
-                Piece::ToolArguments { index: 0, fragment: arguments.into() },
+                OutputEvent::ToolCallStart { index: 0, id: "call_0".into(), name: "patch".into() },
+                OutputEvent::ToolCallArguments { index: 0, json_delta: arguments.into() },
             ];
             let (events, response) = played(head(), pieces, Finish::Length);
             assert_eq!(response["output"][0]["status"], "incomplete");
@@ -588,8 +599,11 @@ mod tests {
     #[test]
     fn a_summary_and_the_encoded_text_are_given_when_asked_for() {
         let shows = Shows { summary: true, encrypted: true, logprobs: false };
-        let pieces =
-            vec![Piece::Reasoning("H".into()), Piece::Reasoning("m".into()), Piece::Content("a".into())];
+        let pieces = vec![
+            OutputEvent::Reasoning("H".into()),
+            OutputEvent::Reasoning("m".into()),
+            OutputEvent::Content("a".into()),
+        ];
         let (events, response) = played(Head { shows, ..head() }, pieces, Finish::Stop);
         let names: Vec<&str> =
             events.iter().map(|(name, _)| name.as_str()).filter(|name| name.contains("summary")).collect();
@@ -612,10 +626,11 @@ mod tests {
     #[test]
     fn what_was_cut_is_said_to_be_incomplete() {
         let call = vec![
-            Piece::ToolCall { index: 0, id: "call_0".into(), name: "f".into() },
-            Piece::ToolArguments { index: 0, fragment: "{\"a".into() },
+            OutputEvent::ToolCallStart { index: 0, id: "call_0".into(), name: "f".into() },
+            OutputEvent::ToolCallArguments { index: 0, json_delta: "{\"a".into() },
         ];
-        for pieces in [call, vec![Piece::Content("a".into())], vec![Piece::Reasoning("a".into())]] {
+        for pieces in [call, vec![OutputEvent::Content("a".into())], vec![OutputEvent::Reasoning("a".into())]]
+        {
             let (events, response) = played(head(), pieces, Finish::Length);
             assert_eq!(response["status"], "incomplete");
             assert_eq!(response["output"][0]["status"], "incomplete");

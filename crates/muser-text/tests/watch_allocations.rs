@@ -1,0 +1,141 @@
+//! The watch that runs on the engine's thread allocates nothing after it was made: counted by the allocator, for this thread,
+//! over chats with reasoning, answers, headers, tool calls of every kind and stop strings that nearly come.
+#![allow(unsafe_code, reason = "a global allocator cannot be written without; it forwards to the system's")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::path::Path;
+use std::sync::Arc;
+
+use muser_gguf::GgufFile;
+use muser_text::{
+    Markers, OutputDecoder, OutputMode, OutputOptions, Specials, StopMatcher, Tokenizer, normalise_tools,
+};
+use serde_json::json;
+
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+fn count() {
+    let _ = ALLOCATIONS.try_with(|counter| counter.set(counter.get() + 1));
+}
+
+// SAFETY: every method forwards its arguments unchanged to the system allocator, whose contract is the same.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: the caller's promises are those that `System` asks for.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as above; `pointer` came from `System` because all of ours do.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        count();
+        // SAFETY: as above.
+        unsafe { System.realloc(pointer, layout, new_size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn tokenizer() -> Arc<Tokenizer> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/muse-tiny-Q4_K_M.gguf");
+    let file = GgufFile::open(path).expect("the bundled model opens");
+    Arc::new(Tokenizer::from_gguf(&file).expect("it has a vocabulary"))
+}
+
+fn call(parameters: &str) -> String {
+    format!(
+        " to=write_file<|message|><atem:function_calls>\n<atem:invoke name=\"write_file\">\n{parameters}</atem:invoke>\n</atem:function_calls>"
+    )
+}
+
+fn parameter(key: &str, value: &str) -> String {
+    format!("<atem:parameter name=\"{key}\">{value}</atem:parameter>\n")
+}
+
+/// Turns that meet every state of the machine.
+fn outputs() -> Vec<String> {
+    let long = "A line of text with é, 界 and 🙂, and some more of it. STO\n".repeat(400);
+    let next = "<|eom|><|start|>assistant";
+    let many: String =
+        (0..40).map(|key| parameter(&format!("key_{key}"), "{\"a\": [1, 2, \"x\"]}")).collect();
+    vec![
+        format!(" to=self<|message|>{long}{next} to=user<|message|>{long}"),
+        long.repeat(2),
+        format!(
+            " to=self<|message|>go to=x y to=read {long}{next} to=user<|message|> to=f<|message|>and {long}"
+        ),
+        format!("{}{next} to=user<|message|>{long}", call(&parameter("path", "/tmp/a b"))),
+        format!("{}{next}{}", call(&many), call(&parameter("content", &long))),
+        call(
+            &(parameter("mode", &format!("{{\"text\": \"{long}\"}}"))
+                + "stray text "
+                + &parameter("path", "x")),
+        ),
+        call(&(parameter("path", "x") + &parameter("path", "a second one"))),
+        call(&parameter("mode", "{\"closing\": \"</atem:parameter>\"}")),
+        call(&parameter("mode", "{\"open: </atem:parameter>")),
+        format!(" to=write_file<|message|>no block at all {long}"),
+        format!(" to=self<|message|>x to=write_file<|message|><atem:function_calls>{long}"),
+    ]
+}
+
+/// Allocations of a watch over all outputs, and of the decoder over the same ones.
+fn counts(options: &OutputOptions, one_call: bool) -> (u64, u64) {
+    let tokenizer = tokenizer();
+    let (mut watching, mut decoding) = (0, 0);
+    for output in outputs() {
+        let ids = tokenizer.encode(&output, Specials::Parse);
+        let watch = StopMatcher::new(Arc::clone(&tokenizer), options, one_call).expect("good options");
+        // As the engine has it: a copy for one choice.
+        let mut watch = watch.expect("installed").clone();
+        let mut decoder = OutputDecoder::new(Arc::clone(&tokenizer), options).expect("good options");
+        for id in ids {
+            let before = ALLOCATIONS.get();
+            let ended = watch.push(id);
+            let between = ALLOCATIONS.get();
+            drop(decoder.push(id));
+            watching += between - before;
+            decoding += ALLOCATIONS.get() - between;
+            assert_eq!(
+                between,
+                before,
+                "{:?} in {output:.80}",
+                tokenizer.token_bytes(id).map(String::from_utf8_lossy)
+            );
+            assert!(!ended || one_call, "these outputs end nowhere: {output:.80}");
+        }
+    }
+    (watching, decoding)
+}
+
+#[test]
+fn the_watch_allocates_nothing() {
+    let object = |properties| json!({"type": "object", "properties": properties});
+    let tools = normalise_tools(&[json!({"name": "write_file", "parameters": object(json!({
+        "path": {"type": "string"}, "content": {"type": "string"}, "mode": {"type": "object"}}))})]);
+    let tools = tools.expect("a good tool");
+    let stop = vec!["STOP".to_owned(), "text and nothing".into(), " to=nobody".into(), "\n\n".into()];
+    for mode in [OutputMode::Chat, OutputMode::ChatAnswer, OutputMode::Raw(Markers::Show)] {
+        for (stop, one_call) in
+            [(stop.clone(), false), (stop.clone(), true), (Vec::new(), true), (Vec::new(), false)]
+        {
+            if stop.is_empty() && matches!(mode, OutputMode::Raw(_)) {
+                continue;
+            }
+            let one_call = one_call || mode == OutputMode::ChatAnswer;
+            let (watching, decoding) = counts(&OutputOptions { mode, tools: tools.clone(), stop }, one_call);
+            assert_eq!(watching, 0);
+            assert!(decoding > 1000, "the counter counts what a decoder makes: {decoding}");
+        }
+    }
+}
