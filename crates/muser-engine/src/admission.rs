@@ -2,9 +2,10 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
+use muser_backend::TowerInfo;
 use muser_kv::BLOCK_LEN;
 
-use crate::{ContextPolicy, Request, SubmitError, events::MAX_TOP_LOGPROBS};
+use crate::{ContextPolicy, ImageSource, Request, SubmitError, events::MAX_TOP_LOGPROBS};
 
 /// What a request may be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,6 +18,8 @@ pub struct Limits {
     pub vocab: usize,
     /// Values of an image row.
     pub hidden: usize,
+    /// The tower that makes rows of pictures, if there is one.
+    pub tower: Option<TowerInfo>,
     /// Blocks of the full group: `context` may need more of them than there are.
     pub full_blocks: usize,
     /// Blocks of the sliding group.
@@ -54,13 +57,22 @@ pub(crate) fn check(request: &Request, limits: &Limits) -> Result<(), SubmitErro
     request.sampling.validate(limits.vocab)?;
     let mut free_from = 0;
     for image in &prompt.images {
-        let positions = image.rows.len() / limits.hidden;
-        let whole = image.rows.len() % limits.hidden == 0 && positions > 0;
-        if !whole || image.at < free_from || image.at + positions > prompt.tokens.len() {
+        let positions = image.positions(limits.hidden);
+        let fits = match &image.source {
+            ImageSource::Rows(rows) => rows.len() % limits.hidden == 0,
+            ImageSource::Picture(picture) => {
+                let Some(tower) = &limits.tower else {
+                    return invalid("images", "none without a projector".into(), "a picture".into());
+                };
+                let side = tower.unit as usize;
+                picture.rgb.len() == picture.tokens() * side * side * 3
+            }
+        };
+        if !fits || positions == 0 || image.at < free_from || image.at + positions > prompt.tokens.len() {
             return invalid(
                 "images",
                 format!("whole rows of {} values inside the prompt, ascending", limits.hidden),
-                format!("{} values at position {}", image.rows.len(), image.at),
+                format!("{positions} rows at position {}", image.at),
             );
         }
         free_from = image.at + positions;
@@ -69,7 +81,7 @@ pub(crate) fn check(request: &Request, limits: &Limits) -> Result<(), SubmitErro
     if let ContextPolicy::Shift(plan) = &request.context_policy {
         let ascending = plan.turns.windows(2).all(|pair| pair[0] < pair[1]);
         let cuts = |image: &crate::ImageRows| {
-            let end = image.at + image.rows.len() / limits.hidden;
+            let end = image.at + image.positions(limits.hidden);
             plan.turns.iter().any(|&turn| image.at < turn && turn < end)
         };
         let whole = !prompt.images.iter().any(cuts);

@@ -37,6 +37,8 @@ pub struct EngineConfig {
     pub prefill_step: Duration,
     /// Longest a step should take in which sequences are being decoded.
     pub mixed_step: Duration,
+    /// Bytes of host memory for rows of pictures that a later request may ask for again.
+    pub image_cache_bytes: usize,
     /// Requests that may wait for a place.
     pub max_waiting: usize,
     /// Longest wait for a place, unless the request says otherwise.
@@ -73,6 +75,7 @@ impl Default for EngineConfig {
             mixed_rows: 128,
             prefill_step: Duration::from_secs(1),
             mixed_step: Duration::from_millis(300),
+            image_cache_bytes: 256 << 20,
             max_waiting: 256,
             queue_timeout: None,
             event_ring: 256,

@@ -18,6 +18,7 @@ use crate::{
     EngineConfig, EngineError, Event, Limits, MOST_PROPOSALS, SlotView, TokenMask, capacity,
     draft::DraftRounds,
     handle::Shared,
+    image::Images,
     metrics::Metrics,
     prefix::{Door, Source},
     sampler::Sampler,
@@ -51,6 +52,7 @@ pub(crate) struct Driver {
     /// Bytes of a block on its way from one place to another.
     pub(crate) copy_buffer: Vec<u8>,
     pub(crate) draft: DraftRounds,
+    pub(crate) images: Images,
     pub(crate) hidden: usize,
     pub(crate) vocab: usize,
     /// How many of a row's largest logits the executor can tell by themselves.
@@ -95,6 +97,7 @@ impl Driver {
             context,
             vocab: geometry.vocab,
             hidden: geometry.hidden,
+            tower: executor.tower().cloned(),
             full_blocks: blocks.full as usize,
             sliding_blocks: blocks.sliding as usize,
             kv_bytes: u64::from(blocks.full) * block_bytes.0 + u64::from(blocks.sliding) * block_bytes.1,
@@ -131,6 +134,7 @@ impl Driver {
             mask: TokenMask::new(geometry.vocab),
             copy_buffer: Vec::new(),
             draft: DraftRounds::new(&info, config, capacity::sliding_per_sequence(&reach, config)),
+            images: Images::new(config.image_cache_bytes),
             hidden: geometry.hidden,
             vocab: geometry.vocab,
             most_positions,
@@ -182,6 +186,7 @@ impl Driver {
         if works {
             self.run_step();
         }
+        worked |= self.work_on_images(works);
         self.begin_fetches();
         self.publish_figures();
         if works || worked || self.plan.changed || self.plan.preempted > 0 {

@@ -15,6 +15,7 @@ mod driver;
 mod error;
 mod events;
 mod handle;
+mod image;
 mod metrics;
 mod pace;
 mod prefix;
@@ -47,8 +48,8 @@ pub use prefix::{
     RestoreFailure, StoredPrefix,
 };
 pub use request::{
-    ConstraintFactory, ContextPolicy, ImageRows, Prompt, Request, RequestKind, ShiftPlan, StopWatch,
-    StopWatchFactory,
+    ConstraintFactory, ContextPolicy, ImageRows, ImageSource, Prompt, Request, RequestKind, ShiftPlan,
+    StopWatch, StopWatchFactory,
 };
 pub use sampler::{DraftSampling, SamplingParams};
 pub use slots::{SlotState, SlotView};

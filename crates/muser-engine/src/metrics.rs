@@ -178,6 +178,18 @@ metrics! {
     restores_no_memory,
     /// Restores whose bytes the device refused.
     restores_device,
+    /// Pictures that the tower has made rows of.
+    images_encoded,
+    /// Rows made.
+    image_rows_encoded,
+    /// Pictures whose rows were still kept.
+    image_cache_hits,
+    /// Pictures that could not be encoded.
+    image_errors,
+    /// Microseconds that the tower took.
+    tower_us,
+    /// Bytes of rows kept (gauge).
+    image_cache_bytes,
     /// Bytes of blocks kept in host memory (gauge).
     host_bytes_held,
     /// Requests in the waiting queue (gauge).

@@ -3,6 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use muser_backend::TowerImage;
 use muser_kv::CacheScope;
 
 use crate::{SamplingParams, constraint::Constraint};
@@ -22,15 +23,35 @@ impl From<Vec<u32>> for Prompt {
     }
 }
 
-/// Embedding rows that take the place of the token rows `at .. at + rows.len() / hidden`.
+/// An image whose rows take the place of as many token rows from `at` on.
 #[derive(Clone, Debug)]
 pub struct ImageRows {
     /// First position.
     pub at: usize,
-    /// Hidden size values per position.
-    pub rows: Arc<[f32]>,
-    /// Digest of everything the rows depend on (pixels, projector, preprocessing); it enters the prefix identity.
+    /// The rows, or what they are made of.
+    pub source: ImageSource,
+    /// Digest of everything the rows depend on (pixels, projector, preprocessing); it enters the prefix identity, also of the
+    /// position before the first row, which opens the image.
     pub digest: [u8; 32],
+}
+
+/// Where the rows of an image come from.
+#[derive(Clone, Debug)]
+pub enum ImageSource {
+    /// Hidden size values per position.
+    Rows(Arc<[f32]>),
+    /// The executor's tower makes them when a step needs one: not at all for a prefix that is known.
+    Picture(TowerImage),
+}
+
+impl ImageRows {
+    /// Positions that it takes.
+    pub fn positions(&self, hidden: usize) -> usize {
+        match &self.source {
+            ImageSource::Rows(rows) => rows.len() / hidden,
+            ImageSource::Picture(picture) => picture.tokens(),
+        }
+    }
 }
 
 /// What is wanted for the prompt.

@@ -476,6 +476,8 @@ impl Scheduler {
             if sequence.prompt_rows_from().is_some() {
                 rows = rows.min(self.config.logit_rows);
             }
+            // Rows of a picture that are not there yet: others go on meanwhile.
+            rows = sequence.ready_until(start + rows).saturating_sub(start);
             if rows == 0 {
                 continue;
             }
@@ -563,9 +565,10 @@ impl Scheduler {
             return;
         }
         let Some(slot) = self.slots.iter().position(Option::is_some) else { return };
-        let starved = self.slots[slot]
-            .as_ref()
-            .is_some_and(|sequence| sequence.paused_since.is_none() && sequence.restoring.is_none());
+        let starved = self.slots[slot].as_ref().is_some_and(|sequence| {
+            let waits = sequence.ready_until(sequence.tokens.len()) == sequence.computed();
+            sequence.paused_since.is_none() && sequence.restoring.is_none() && !waits
+        });
         if starved && let Some(sequence) = self.vacate(slot) {
             let error = RequestError::Capacity { positions: sequence.tokens.len() };
             plan.ended.push((sequence, End::Fail(error)));

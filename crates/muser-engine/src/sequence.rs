@@ -8,9 +8,10 @@ use std::{
 use muser_kv::{KvSeq, Unit};
 
 use crate::{
-    Constraint, ContextPolicy, FinishReason, Finished, ImageRows, PromptLogprobs, ShiftPlan, SlotState,
-    StopWatch, Timings, Usage,
+    Constraint, ContextPolicy, FinishReason, Finished, PromptLogprobs, ShiftPlan, SlotState, StopWatch,
+    Timings, Usage,
     draft::{Acceptance, MOST_PROPOSALS},
+    image::{self, PlacedImage},
     prefix::{External, Restoring},
     sampler::TokenCounts,
     task::{Choice, Job, Task},
@@ -23,7 +24,7 @@ pub(crate) struct Sequence {
     pub(crate) index: u32,
     pub(crate) tokens: Vec<u32>,
     pub(crate) units: Vec<Unit>,
-    pub(crate) images: Vec<ImageRows>,
+    pub(crate) images: Vec<PlacedImage>,
     /// `None` while it waits for a slot.
     pub(crate) kv: Option<KvSeq>,
     /// What a source has of it.
@@ -85,7 +86,12 @@ impl Sequence {
         let mut units = Vec::with_capacity(capacity);
         units.extend(prompt.tokens.iter().map(|&id| Unit::token(id)));
         for image in &prompt.images {
-            let positions = image.rows.len() / hidden;
+            let positions = image.positions(hidden);
+            if let Some(start) = image.at.checked_sub(1)
+                && let Some(token) = units[start].as_token()
+            {
+                units[start] = Unit::media_start(&image.digest, token);
+            }
             for (row, unit) in units[image.at..][..positions].iter_mut().enumerate() {
                 *unit = Unit::media(&image.digest, row as u32);
             }
@@ -104,7 +110,7 @@ impl Sequence {
             index,
             tokens,
             units,
-            images: prompt.images.clone(),
+            images: prompt.images.iter().map(|image| PlacedImage::of(image, hidden)).collect(),
             kv: None,
             external: External::None,
             restoring: None,
@@ -151,6 +157,11 @@ impl Sequence {
     /// Positions whose KV exists.
     pub(crate) fn computed(&self) -> usize {
         self.kv.as_ref().map_or(0, KvSeq::len)
+    }
+
+    /// Where rows that can be computed now end, of those before `end`: a picture may have to be waited for.
+    pub(crate) fn ready_until(&self, end: usize) -> usize {
+        image::ready_until(&self.images, self.computed(), end)
     }
 
     /// Rows with draft context at the end of its text, without a gap; without bound if there is no gap at all.

@@ -14,11 +14,11 @@ use muser_kv::BLOCK_LEN;
 use crate::{
     Event, FinishReason, RequestError, RequestKind, Started, Token, TopLogprobs,
     driver::Driver,
+    image,
     metrics::Metrics,
     sampler::{DraftSampling, DrawKey, Sampler, Verdict, check_finite},
     scheduler::{BlockMove, End, PlanItem},
     sequence::Sequence,
-    task::image_row,
 };
 
 impl Driver {
@@ -49,6 +49,7 @@ impl Driver {
         let now = self.now();
         self.last_step = started.elapsed();
         self.shared.metrics.step_time.record(self.last_step);
+        self.images.note_step(now.saturating_sub(before));
         let decodes_only = self.decodes_only();
         self.scheduler.pace.note(self.batch.rows().len(), now.saturating_sub(before));
         Metrics::add(&self.shared.metrics.steps, 1);
@@ -155,7 +156,7 @@ impl Driver {
             self.batch.push_seq(item.start as u32, full, kv.sliding_first() as u32, kv.sliding());
             for position in item.start..end {
                 let input = match sequence.tokens.get(position) {
-                    Some(&token) => match image_row(&sequence.images, self.hidden, position) {
+                    Some(&token) => match image::row(&sequence.images, position) {
                         Some(values) => RowInput::Embedding(self.batch.push_embedding(values)),
                         None => RowInput::Token(token),
                     },
@@ -567,7 +568,7 @@ pub(crate) fn hash_logits(logits: &[f32]) -> u64 {
     u64::from_le_bytes(first)
 }
 
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into())
 }

@@ -14,8 +14,8 @@ use std::{
 use muser_kv::CacheScope;
 
 use crate::{
-    Constraint, ContextPolicy, Event, ImageRows, Prompt, RequestError, RequestKind, SamplingParams,
-    StopWatch, submission::Ring,
+    Constraint, ContextPolicy, Event, Prompt, RequestError, RequestKind, SamplingParams, StopWatch,
+    submission::Ring,
 };
 
 /// Facts of a request.
@@ -170,10 +170,4 @@ impl Drop for Task {
         self.in_flight.fetch_sub(1, Ordering::SeqCst);
         self.ring.close();
     }
-}
-
-/// Images of a prompt in the positions of a sequence, which a shift may change.
-pub(crate) fn image_row(images: &[ImageRows], hidden: usize, position: usize) -> Option<&[f32]> {
-    let image = images.iter().rfind(|image| image.at <= position)?;
-    image.rows.chunks_exact(hidden).nth(position - image.at)
 }

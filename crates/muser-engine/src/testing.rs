@@ -18,13 +18,13 @@ use std::{
 
 use muser_backend::{
     DraftBatch, DraftInfo, ExecError, Executor, ExecutorInfo, KvCapacity, KvType, LentBlock, RowInput,
-    SeqRows, StepBatch, StepOutput,
+    SeqRows, StepBatch, StepOutput, TowerImage, TowerInfo,
 };
 use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
 use muser_model::Geometry;
 
 use crate::{
-    EngineConfig, Event, Prompt, Request, Submission, SubmitError,
+    EngineConfig, Event, ImageSource, Prompt, Request, Submission, SubmitError,
     driver::{Driver, Turn},
     sampler::{DrawKey, Sampler},
 };
@@ -112,6 +112,18 @@ fn embedding_input(values: &[f32]) -> u64 {
     values.iter().fold(1 << 40, |h, v| mix(h, u64::from(v.to_bits())))
 }
 
+/// Rows of a picture under the scripted tower, whose tokens are single pixels.
+pub(crate) fn picture_rows(picture: &TowerImage) -> Vec<f32> {
+    let all = picture.rgb.iter().fold(picture.cols as u64, |h, byte| mix(h, u64::from(*byte)));
+    (0..(picture.tokens() * HIDDEN) as u64).map(|i| (mix(all, i) >> 40) as f32).collect()
+}
+
+/// A picture for the scripted tower.
+pub(crate) fn picture(rows: usize, cols: usize, seed: u64) -> TowerImage {
+    let rgb = (0..(rows * cols * 3) as u64).map(|i| mix(seed, i) as u8).collect();
+    TowerImage { rows, cols, rgb }
+}
+
 /// The model without an engine: one position at a time.
 #[derive(Clone)]
 pub(crate) struct Oracle {
@@ -155,10 +167,15 @@ impl Oracle {
 
     pub(crate) fn push_prompt(&mut self, prompt: &Prompt) {
         for (position, &token) in prompt.tokens.iter().enumerate() {
-            match crate::task::image_row(&prompt.images, HIDDEN, position) {
-                Some(values) => self.push(embedding_input(values)),
-                None => self.push(u64::from(token)),
-            }
+            let image = prompt.images.iter().rfind(|image| image.at <= position);
+            let row = image.filter(|image| position < image.at + image.positions(HIDDEN)).map(|image| {
+                let rows = match &image.source {
+                    ImageSource::Rows(rows) => rows.to_vec(),
+                    ImageSource::Picture(picture) => picture_rows(picture),
+                };
+                embedding_input(&rows[(position - image.at) * HIDDEN..][..HIDDEN])
+            });
+            self.push(row.unwrap_or(u64::from(token)));
         }
     }
 }
@@ -217,8 +234,25 @@ pub(crate) struct ScriptedExecutor {
     /// The next draft fails.
     draft_fails: Arc<AtomicBool>,
     lent: Arc<Mutex<Lent>>,
+    tower: TowerInfo,
+    /// The picture in work and the slices that it still takes.
+    image: Option<(TowerImage, usize)>,
+    pub(crate) tower_state: Arc<TowerState>,
     /// Rows of the sliding layer, wherever they are, whose draft context was left out.
     without_context: HashSet<u64>,
+}
+
+/// What tests see of the tower, and tell it.
+#[derive(Default)]
+pub(crate) struct TowerState {
+    /// Slices worked.
+    pub(crate) slices: AtomicU64,
+    /// Pictures begun and given up.
+    pub(crate) dropped: AtomicU64,
+    /// Microseconds of a slice on the clock of a bench with costs.
+    pub(crate) slice_us: AtomicU64,
+    /// The next slice fails (1) or panics (2).
+    pub(crate) fault: AtomicU64,
 }
 
 /// Group (as in `blocks`) and number.
@@ -271,6 +305,9 @@ impl ScriptedExecutor {
             costs: None,
             draft_fails: Arc::default(),
             lent: Arc::default(),
+            tower: TowerInfo { route: "scripted tower".into(), unit: 1, width: HIDDEN },
+            image: None,
+            tower_state: Arc::default(),
             without_context: HashSet::with_capacity(1 << 15),
         }
     }
@@ -414,6 +451,47 @@ impl Executor for ScriptedExecutor {
         Ok(())
     }
 
+    fn tower(&self) -> Option<&TowerInfo> {
+        Some(&self.tower)
+    }
+
+    fn begin_image(&mut self, image: &TowerImage) -> Result<(), ExecError> {
+        self.drop_image();
+        // A slice a token: pictures take turns that others can have steps in.
+        self.image = Some((image.clone(), image.tokens()));
+        Ok(())
+    }
+
+    fn encode_image(&mut self, _time: Duration, rows: &mut Vec<f32>) -> Result<bool, ExecError> {
+        let (image, slices) = self.image.as_mut().expect("a picture is in work");
+        let state = &self.tower_state;
+        match state.fault.swap(0, Ordering::Relaxed) {
+            0 => {}
+            1 => {
+                self.image = None;
+                return Err(ExecError::Device { device: "scripted".into(), what: "as told".into() });
+            }
+            _ => panic!("as told"),
+        }
+        state.slices.fetch_add(1, Ordering::Relaxed);
+        if let Some((_, clock)) = &self.costs {
+            clock.fetch_add(state.slice_us.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        *slices -= 1;
+        if *slices > 0 {
+            return Ok(false);
+        }
+        *rows = picture_rows(image);
+        self.image = None;
+        Ok(true)
+    }
+
+    fn drop_image(&mut self) {
+        if self.image.take().is_some() {
+            self.tower_state.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
     fn has_draft_context(&self, block: BlockId, row: usize) -> bool {
         !self.without_context.contains(&self.blocks[0][block.0 as usize][row])
     }
@@ -505,6 +583,7 @@ pub(crate) struct Bench {
     fault: Arc<AtomicU64>,
     pub(crate) largest_step: Arc<AtomicU64>,
     draft_fails: Arc<AtomicBool>,
+    pub(crate) tower: Arc<TowerState>,
 }
 
 impl Bench {
@@ -529,11 +608,12 @@ impl Bench {
         let fault = Arc::clone(&executor.fault);
         let largest_step = Arc::clone(&executor.largest_step);
         let draft_fails = Arc::clone(&executor.draft_fails);
+        let tower = Arc::clone(&executor.tower_state);
         let mut driver =
             Driver::new(Box::new(executor), &geometry, config).expect("the configuration is good");
         let for_driver = Arc::clone(&clock);
         driver.set_clock(Box::new(move || Duration::from_micros(for_driver.load(Ordering::Relaxed))));
-        Self { driver, window: geometry.window, clock, fault, largest_step, draft_fails }
+        Self { driver, window: geometry.window, clock, fault, largest_step, draft_fails, tower }
     }
 
     fn now(&self) -> Duration {

@@ -234,6 +234,9 @@ fn identity_separates_prefixes() {
     assert_ne!(Unit::media(&[1; 32], 0), Unit::media(&[2; 32], 0));
     assert_ne!(Unit::media(&[1; 32], 0), Unit::media(&[1; 32], 1));
     assert_eq!(Unit::media(&[1; 32], 0).as_token(), None);
+    assert_ne!(Unit::media_start(&[1; 32], 7), Unit::media_start(&[2; 32], 7));
+    assert_ne!(Unit::media_start(&[1; 32], 7), Unit::media_start(&[1; 32], 8));
+    assert_eq!(Unit::media_start(&[1; 32], 7).as_token(), None);
     assert_eq!(Unit::token(u32::MAX).as_token(), Some(u32::MAX));
 }
 

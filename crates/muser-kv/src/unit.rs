@@ -22,6 +22,15 @@ impl Unit {
         Self(u64::from_le_bytes(bytes) | Self::MEDIA)
     }
 
+    /// The token that opens the image with this digest: with it an image of one row is bound by twice 63 bits.
+    pub fn media_start(digest: &[u8; 32], token: u32) -> Self {
+        let mut hasher = blake3::Hasher::new_derive_key("muser kv media start v1");
+        hasher.update(digest).update(&token.to_le_bytes());
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(&hasher.finalize().as_bytes()[..8]);
+        Self(u64::from_le_bytes(bytes) | Self::MEDIA)
+    }
+
     /// The token id, if it is a token.
     pub fn as_token(self) -> Option<u32> {
         u32::try_from(self.0).ok()

@@ -3,6 +3,7 @@
 mod allocation;
 mod basics;
 mod drafts;
+mod images;
 mod prefix;
 mod prompt_logprobs;
 mod schedules;

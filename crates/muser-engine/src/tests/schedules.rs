@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 
 use crate::{
-    DraftLength, EngineConfig, Event, FinishReason, ImageRows, Prompt, Request, RequestError, RestoreFailure,
-    SamplingParams, Submission, SubmitError,
+    DraftLength, EngineConfig, Event, FinishReason, ImageRows, ImageSource, Prompt, Request, RequestError,
+    RestoreFailure, SamplingParams, Submission, SubmitError,
     driver::Turn,
-    testing::{Answer, Bench, Fault, HIDDEN, Rng, expected, stem},
+    testing::{Answer, Bench, Fault, HIDDEN, Rng, expected, picture, stem},
     testing_source::ScriptedSource,
 };
 
@@ -27,7 +27,17 @@ fn random_request(rng: &mut Rng, context: usize, long_answers: bool) -> Request 
     if rng.one_in(6) && prompt.tokens.len() > 8 {
         let digest = [rng.below(2) as u8; 32];
         let rows = (0..4 * HIDDEN).map(|i| i as f32 + f32::from(digest[0])).collect::<Vec<f32>>();
-        prompt.images.push(ImageRows { at: 3, rows: rows.into(), digest });
+        prompt.images.push(ImageRows { at: 3, source: ImageSource::Rows(rows.into()), digest });
+    } else if rng.one_in(4) && prompt.tokens.len() > 60 {
+        // A few pictures, at few places, so that prefixes with them are shared; a second one far behind.
+        for at in [1 + rng.below(2) * 8, prompt.tokens.len() / 2] {
+            let seed = rng.below(3) as u64;
+            let picture = picture(1 + seed as usize, 1 + rng.below(5), seed);
+            let digest = [10 + 5 * seed as u8 + picture.cols as u8; 32];
+            if at + picture.tokens() < prompt.tokens.len() / 2 || at == prompt.tokens.len() / 2 {
+                prompt.images.push(ImageRows { at, source: ImageSource::Picture(picture), digest });
+            }
+        }
     }
     let most_tokens = if long_answers || rng.one_in(4) { 400 } else { 12 };
     let sampling = if rng.one_in(2) { SamplingParams::greedy() } else { SamplingParams::default() };
@@ -60,6 +70,7 @@ fn random_config(rng: &mut Rng, context: usize, window: usize) -> EngineConfig {
         window_slack: [0, 16][rng.below(2)],
         min_copy_tokens: 1 + rng.below(40),
         max_waiting: 100,
+        image_cache_bytes: [0, 40, 1 << 20][rng.below(3)],
         host_bytes: [0, 0, 20_000, 1 << 20][rng.below(4)],
         slow_reader_timeout: std::time::Duration::from_hours(1),
         ..EngineConfig::default()
