@@ -61,6 +61,10 @@ struct Choice {
     /// Whether there were tools to call. A call that nobody offered is shown as text: a client without tools could not
     /// answer it, and would be left with nothing.
     offered: bool,
+    /// Whether tokens without text, such as the end of the turn, are told of too.
+    tells_all: bool,
+    /// Whether the latest token was one that ends a text.
+    at_end: bool,
     /// Log-probabilities of tokens whose text has not been given out, with the place of each in the answer's bytes.
     logprobs: VecDeque<(usize, TokenLogprob)>,
     /// Bytes of the answer that its tokens make, and those that have been given out.
@@ -93,6 +97,7 @@ impl Generation {
         let output_limit = work.max_tokens.or(default_limit);
         let places = work.places.clone();
         let tells_prompt = work.prompt_logprobs.is_some();
+        let tells_all = work.tells_last;
         let mut prepared = {
             let loaded = Arc::clone(loaded);
             compute(move || prepare(&loaded, work, seed, output_limit)).await?
@@ -118,6 +123,8 @@ impl Generation {
                     decoder
                 },
                 offered,
+                tells_all,
+                at_end: false,
                 logprobs: VecDeque::new(),
                 told_bytes: 0,
                 given_bytes: 0,
@@ -216,6 +223,7 @@ impl Generation {
     fn take_token(&mut self, token: &Token) {
         let Some(choice) = self.choices.get_mut(token.index as usize) else { return };
         choice.clock.token(&self.loaded.metrics);
+        choice.at_end = self.loaded.text.tokenizer().stop_ids().contains(&token.id);
         if let Some(held) = &mut self.held
             && token.index == 0
         {
@@ -223,12 +231,14 @@ impl Generation {
         }
         if let Some(logprob) = token.logprob
             && choice.decoder.in_answer_channel()
-            && is_text(&self.loaded.text, token.id)
+            && (choice.tells_all || is_text(&self.loaded.text, token.id))
         {
             let text = &self.loaded.text;
             let bytes = text.token_bytes(token.id);
             let place = choice.told_bytes;
-            choice.told_bytes += bytes.len();
+            if is_text(text, token.id) {
+                choice.told_bytes += bytes.len();
+            }
             let told = TokenLogprob {
                 id: token.id,
                 bytes,
@@ -265,6 +275,7 @@ impl Generation {
                 Finish::StopString(self.stops.get(index).cloned().unwrap_or_default())
             }
             Some(OutputEnd::EndOfTurn) => Finish::Stop,
+            None if choice.at_end => Finish::Stop,
             None => Finish::of(finished.reason),
         };
         let finish = if finish == Finish::Stop && choice.offered && choice.decoder.tool_calls() > 0 {
@@ -396,7 +407,8 @@ fn prepare(loaded: &Loaded, work: Work, seed: u64, max_tokens: Option<u32>) -> R
     check_ids(&work, text.vocabulary())?;
     let options = text.output_options(&work.prompt, &work.stops);
     let one_call = matches!(&work.prompt, Prompt::Chat(conversation) if !conversation.parallel_calls);
-    let ends = text.tokenizer().stop_ids();
+    // The engine sends no event for an id that ends the text; the decoder knows the end of a turn by itself.
+    let ends = if work.tells_last { &[] } else { text.tokenizer().stop_ids() };
     let room = context - ids.len();
     let limit = max_tokens.map_or(room, |limit| room.min(limit as usize));
     let mut request = Request::new(ids, [ends, &work.stop_ids].concat());

@@ -108,6 +108,8 @@ pub struct Work {
     pub min_tokens: u32,
     /// Whether the model may not end its turn at all.
     pub ignore_end: bool,
+    /// Whether the one token after the prompt is told of whatever it is: tools that measure prompts drop the last entry.
+    pub tells_last: bool,
     /// Answers wanted.
     pub choices: u32,
     /// Alternatives to report with each token.
@@ -138,6 +140,7 @@ impl Work {
             stop_ids: Vec::new(),
             min_tokens: 0,
             ignore_end: false,
+            tells_last: false,
             choices: 1,
             logprobs: None,
             prompt_logprobs: None,

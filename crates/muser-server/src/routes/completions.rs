@@ -187,6 +187,7 @@ fn work(body: Body<'_>) -> Result<Work, ApiError> {
     work.prompt_logprobs = super::chat::request::prompt_logprobs(body)?;
     if body.flag("echo").unwrap_or(false) && work.logprobs.is_some() {
         work.prompt_logprobs = work.prompt_logprobs.max(work.logprobs);
+        work.tells_last = work.max_tokens == Some(1);
     }
     params::check_endings(&work, false)?;
     Ok(work)

@@ -66,7 +66,11 @@ pub const TOKENIZE_FIELDS: &[Field] = &[
     Field::optional("tools", Kind::List(&Kind::Any), "with messages"),
     Field::optional("add_special_tokens", Kind::Bool, "with prompt; default true"),
     Field::optional("add_special", Kind::Bool, "default false: without the token that begins a text"),
-    Field::optional("parse_special", Kind::Bool, "default true: markers become control tokens"),
+    Field::optional(
+        "parse_special",
+        Kind::Bool,
+        "markers become control tokens; default true, with prompt only where add_special_tokens is false",
+    ),
     Field::optional("with_pieces", Kind::Bool, "the text of each token too"),
 ];
 
@@ -125,9 +129,12 @@ async fn run_tokenize(app: &SharedApp, request: Request) -> Result<Response, Api
 async fn count_tokens(loaded: &Arc<Loaded>, body: Body<'_>) -> Result<Response, ApiError> {
     let ids = if let Some(text) = body.text("prompt") {
         let (text, whole) = (text.to_owned(), body.flag("add_special_tokens").unwrap_or(true));
+        // A text that needs no beginning was rendered by its sender, or is a marker itself.
+        let specials =
+            if body.flag("parse_special").unwrap_or(!whole) { Specials::Parse } else { Specials::Plain };
         let loaded = Arc::clone(loaded);
         let cut = move || {
-            let mut ids = loaded.text.tokenizer().encode(&text, Specials::Plain);
+            let mut ids = loaded.text.tokenizer().encode(&text, specials);
             if whole {
                 loaded.text.tokenizer().ensure_bos(&mut ids);
             }

@@ -301,6 +301,79 @@ def langchain_tool():
     assert get_weather.invoke(answer.tool_calls[0]["args"]).startswith("14 degrees")
 
 
+def animal():
+    from typing import Literal
+
+    from pydantic import BaseModel, Field
+
+    class Animal(BaseModel):
+        kind: Literal["fox", "dog"]
+        age: int = Field(ge=0, le=99)
+
+    return Animal
+
+
+@check
+def langchain_structured_output():
+    from langchain_anthropic import ChatAnthropic
+    from langchain_openai import ChatOpenAI
+
+    common = {"model": "muse-tiny", "api_key": "none", "temperature": 0, "max_tokens": 400}
+    chat = ChatOpenAI(base_url=f"{BASE}/v1", **common)
+    responses = ChatOpenAI(base_url=f"{BASE}/v1", use_responses_api=True, **common)
+    messages = ChatAnthropic(base_url=BASE, **common)
+    wanted = animal()
+    for model in (chat, responses, messages):
+        for method in ("json_schema", "function_calling"):
+            found = model.with_structured_output(wanted, method=method).invoke("Invent an animal.")
+            assert isinstance(found, wanted), (type(model), method, found)
+
+
+@check
+def pydantic_ai_structured_output():
+    from pydantic_ai import Agent, NativeOutput, ToolOutput
+    from pydantic_ai.models.anthropic import AnthropicModel
+    from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+    from pydantic_ai.providers.anthropic import AnthropicProvider
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    openai = OpenAIProvider(base_url=f"{BASE}/v1", api_key="none")
+    anthropic = AnthropicProvider(base_url=BASE, api_key="none")
+    wanted = animal()
+    # The client knows by a model's name whether it takes native schemas from Anthropic.
+    for model in (
+        OpenAIChatModel("muse-tiny", provider=openai), OpenAIResponsesModel("muse-tiny", provider=openai),
+        AnthropicModel("claude-sonnet-4-5", provider=anthropic),
+    ):
+        for output in (NativeOutput(wanted), ToolOutput(wanted)):
+            agent = Agent(model, output_type=output, model_settings={"temperature": 0, "max_tokens": 400})
+            found = agent.run_sync("Invent an animal.").output
+            assert isinstance(found, wanted), (type(model), output, found)
+
+
+@check
+def pydantic_ai_tool_loop():
+    from pydantic_ai import Agent
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    model = OpenAIChatModel("muse-tiny", provider=OpenAIProvider(base_url=f"{BASE}/v1", api_key="none"))
+    # The client has no word for "only in the first step".
+    body = {"tool_choice": "required"}
+    agent = Agent(model, model_settings={"temperature": 0, "max_tokens": 300, "extra_body": body})
+    asked = []
+
+    @agent.tool_plain
+    def get_weather(city: str) -> str:
+        """The weather of a city."""
+        asked.append(city)
+        body["tool_choice"] = "none"
+        return "14 degrees and rain"
+
+    answer = agent.run_sync("What is the weather in Paris?")
+    assert asked and isinstance(answer.output, str), (asked, answer)
+
+
 @check
 def schemathesis_finds_no_5xx():
     """Requests made from the description, for a bounded number of examples a route."""
