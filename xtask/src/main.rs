@@ -3,10 +3,15 @@
 #![expect(clippy::print_stdout, reason = "a command-line tool")]
 
 mod bench_report;
+mod dashboards;
+mod deny;
 mod licences;
+mod manifest;
+mod metrics;
 mod supply;
 mod test_report;
 mod tidy;
+mod tree;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -21,11 +26,19 @@ const FEATURES: &str = "--features=muser/object-store";
 /// A step of `ci`: its name, what it is for, and what it does.
 type Step = (&'static str, &'static str, fn() -> Result<()>);
 
+/// Steps without a compiler: what `quick` runs.
+const QUICK: &[&str] = &["fmt", "tidy", "supply", "licences", "deny", "receipts"];
+
 const STEPS: &[Step] = &[
     ("fmt", "formatting is rustfmt's", || cargo(&["fmt", "--all", "--check"])),
-    ("tidy", "size of the tree, forbidden words, file lengths", || tidy::check(&root())),
+    ("tidy", "size of the tree, words, file lengths, what pages say of crates, variables and ids", || {
+        tidy::check(&root())
+    }),
     ("supply", "every dependency comes from the public registry, with its hash", || supply::check(&root())),
     ("licences", "every dependency has a licence of deny.toml", || licences::check(&root())),
+    ("deny", "cargo-deny, where it is installed: bans, sources, licences, advisories", || {
+        deny::check(&root())
+    }),
     ("receipts", "the benchmark page is current, every quoted figure has a receipt", || {
         bench_report::check(&root())
     }),
@@ -48,21 +61,34 @@ const STEPS: &[Step] = &[
     ("first-run", "the README's first command answers", first_run),
 ];
 
+/// What writes a file of the tree: its name, the file, the function.
+type Writer = (&'static str, &'static str, fn(&Path) -> Result<()>);
+
+const WRITERS: &[Writer] = &[
+    ("bench-report", "writes docs/benchmarks.md from receipts/", bench_report::write),
+    ("dashboards", "writes packaging/grafana/ from the server's metrics", dashboards::write),
+];
+
 fn main() -> ExitCode {
     let name = std::env::args().nth(1).unwrap_or_default();
-    if name == "bench-report" {
-        return match bench_report::write(&root()) {
+    if let Some((_, _, write)) = WRITERS.iter().find(|writer| writer.0 == name) {
+        return match write(&root()) {
             Ok(()) => ExitCode::SUCCESS,
             Err(e) => {
-                println!("bench-report: {e:#}");
+                println!("{name}: {e:#}");
                 ExitCode::FAILURE
             }
         };
     }
-    let steps: Vec<&Step> = STEPS.iter().filter(|s| name == "ci" || s.0 == name).collect();
+    let steps: Vec<&Step> = STEPS
+        .iter()
+        .filter(|s| name == "ci" || s.0 == name || name == "quick" && QUICK.contains(&s.0))
+        .collect();
     if steps.is_empty() {
-        println!("usage: cargo xtask ci | STEP | bench-report (writes docs/benchmarks.md from receipts/)\n");
-        STEPS.iter().for_each(|(name, what, _)| println!("  {name:10} {what}"));
+        println!("usage: cargo xtask ci | quick (the steps that compile nothing) | STEP | WRITER\n");
+        STEPS.iter().for_each(|(name, what, _)| println!("  {name:12} {what}"));
+        println!();
+        WRITERS.iter().for_each(|(name, what, _)| println!("  {name:12} {what}"));
         return ExitCode::from(2);
     }
     let mut failed = Vec::new();

@@ -1,9 +1,16 @@
-//! Facts about the tree itself: its size, words that must not be in it, files too long to read in one sitting.
+//! Facts about the tree itself: its size, words that must not be in it, files too long to read in one sitting, and what its
+//! pages say of crates, variables and ids.
+
+mod edges;
+mod ids;
+mod unused;
+mod variables;
 
 use std::path::Path;
-use std::process::Command;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
+
+use crate::tree;
 
 const MAX_TREE_BYTES: u64 = 40_000_000;
 const MAX_LINES: usize = 800;
@@ -13,38 +20,30 @@ const FORBIDDEN: &[&str] =
     &[concat!("/wo", "rk/"), concat!("../sha", "red"), concat!("/ro", "ot/"), concat!("todo", "!(")];
 
 pub(crate) fn check(root: &Path) -> Result<()> {
-    let out = Command::new("git")
-        .args(["ls-files", "-z"])
-        .current_dir(root)
-        .output()
-        .context("cannot start git")?;
-    if !out.status.success() {
-        bail!("git ls-files: {}", String::from_utf8_lossy(&out.stderr));
-    }
+    let (files, total) = tree::read(root)?;
     let mut faults = Vec::new();
-    let mut total = 0;
-    for name in String::from_utf8_lossy(&out.stdout).split('\0').filter(|n| !n.is_empty()) {
-        let path = root.join(name);
-        let Ok(bytes) = std::fs::read(&path) else { continue };
-        total += bytes.len() as u64;
-        let Ok(text) = String::from_utf8(bytes) else { continue };
+    for file in &files {
+        let (name, text) = (&file.name, &file.text);
         for word in FORBIDDEN {
             if let Some(line) = text.lines().position(|l| l.contains(word)) {
                 faults.push(format!("{name}:{}: contains {word}", line + 1));
             }
         }
-        let source = ["rs", "cu", "wgsl", "py"].iter().any(|e| path.extension().is_some_and(|x| x == *e));
         let lines = text.lines().count();
-        if source && lines > MAX_LINES && !text.contains("@generated") {
+        let generated = text.contains("@generated");
+        if file.has_extension(&["rs", "cu", "wgsl", "py"]) && lines > MAX_LINES && !generated {
             faults.push(format!("{name}: {lines} lines, at most {MAX_LINES}: split it by subject"));
         }
         // A `tests.rs` is about the module beside it.
-        let has_subject =
-            text.starts_with("//!") || text.contains("@generated") || name.ends_with("/tests.rs");
-        if path.extension().is_some_and(|x| x == "rs") && !has_subject {
+        let has_subject = text.starts_with("//!") || generated || name.ends_with("/tests.rs");
+        if file.has_extension(&["rs"]) && !has_subject {
             faults.push(format!("{name}: does not open with a //! comment"));
         }
     }
+    for check in [edges::faults, ids::faults, unused::faults, variables::faults] {
+        faults.extend(check(&files));
+    }
+    faults.extend(crate::dashboards::faults(root, &files)?);
     if total > MAX_TREE_BYTES {
         faults.push(format!("the tracked tree has {total} bytes, at most {MAX_TREE_BYTES}"));
     }

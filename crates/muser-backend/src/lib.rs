@@ -14,6 +14,9 @@ pub mod kv_layout;
 mod reference;
 mod tower;
 
+// What `model` reckons costs with is what sequences take.
+const _: () = assert!(muser_model::cost::KV_BLOCK == muser_kv::BLOCK_LEN as u64);
+
 pub use batch::{Row, RowInput, RowWants, SeqRows, StepBatch, StepOutput, argmax, candidates};
 pub use draft::{DraftBatch, DraftSeq, check_draft, draft_mark};
 pub use error::ExecError;

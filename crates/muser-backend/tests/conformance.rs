@@ -39,7 +39,7 @@ fn what_leaves_holds_no_rows_of_another_sequence() {
 }
 
 #[test]
-fn agreement_of_f16_and_f32_kv_is_close_but_not_equal() {
+fn agreement_measures_error_divergence_and_the_first_choice() {
     let reference = [0.0, 1.0, 2.0, 5.0, 5.0, 1.0];
     let same = conformance::agreement(&reference, &reference, 3);
     assert_eq!((same.max_error, same.mean_kl, same.same_argmax), (0.0, 0.0, 1.0));

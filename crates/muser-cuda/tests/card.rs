@@ -1,6 +1,6 @@
 //! What needs a card: kernels against the scalar definition, row invariance, agreement with the reference.
 //!
-//! Skipped loudly where there is none.
+//! Where there is none, each test is in the list of those that did not run, which `cargo xtask test` prints.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! The official files: names, sizes and hashes, from the model specification, section 2.3.
+//! The official files: names, sizes and hashes as published with the model.
 //!
 //! A file that is not listed is never an error: it is pulled with what the server says of it and listed as unknown.
 

@@ -8,8 +8,8 @@ use muser_gguf::{GgmlType, GgufFile};
 
 use crate::Geometry;
 
-/// Positions of one KV block; sequences take whole blocks.
-const KV_BLOCK: u64 = 256;
+/// Positions of one KV block; sequences take whole blocks. `muser-backend` does not compile unless `muser-kv` has the same.
+pub const KV_BLOCK: u64 = 256;
 
 /// For which use costs are asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

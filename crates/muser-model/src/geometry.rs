@@ -1,4 +1,4 @@
-//! The figures of a model. Source: GGUF metadata, spec sections 1.1 and 2.2.
+//! The figures of a model. Source: the metadata of the GGUF file.
 
 use muser_gguf::{GgufFile, Value};
 

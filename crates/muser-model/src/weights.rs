@@ -67,7 +67,7 @@ impl Matrix {
 
 /// Weights of one layer. Norm vectors are copied out as f32.
 #[derive(Clone)]
-#[expect(missing_docs, reason = "the names are those of the file; the formula is in spec section 1.2")]
+#[expect(missing_docs, reason = "the names are those of the file; the formula is muser_backend::reference")]
 pub struct LayerWeights {
     pub attn_norm: Vec<f32>,
     pub attn_q: Matrix,

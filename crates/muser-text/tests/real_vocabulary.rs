@@ -1,6 +1,6 @@
 //! The real vocabulary of 202,048 tokens against published encodings.
 //!
-//! The expectations come from the model specification: encodings made with the released ranks and pre-split pattern.
+//! The expectations are encodings made with the released ranks and pre-split pattern.
 
 mod support;
 

@@ -1,4 +1,5 @@
-//! Every environment variable that the command reads, in one place. The generated reference prints this table.
+//! The environment variables of users: those that this crate reads by a name of its own, and the table that the generated
+//! reference prints, with what other crates read. (`cargo xtask tidy` compares documents and code.)
 
 /// Folder of models, chat history and receipts. Default: `~/.muser`.
 pub const MUSER_HOME: &str = "MUSER_HOME";

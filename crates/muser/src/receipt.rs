@@ -111,7 +111,7 @@ pub fn utc_now() -> String {
 }
 
 fn utc(seconds: u64) -> String {
-    // Days since 1970-03-01 in 400-year cycles of 146,097 days: leap days come last in years that begin in March.
+    // Days since 0000-03-01 in 400-year cycles of 146,097 days: leap days come last in years that begin in March.
     let (days, second) = (seconds / 86_400 + 719_468, seconds % 86_400);
     let (cycle, day_of_cycle) = (days / 146_097, days % 146_097);
     let year = (day_of_cycle - day_of_cycle / 1_460 + day_of_cycle / 36_524 - day_of_cycle / 146_096) / 365;

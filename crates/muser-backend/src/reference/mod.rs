@@ -2,7 +2,7 @@
 //!
 //! Weights are dequantised row by row as they are used, values are stored as f32, sums are taken in f64. No integer
 //! arithmetic, no SIMD, no fusion: this is the yardstick that the fast backends are measured against, so it follows
-//! the model specification line by line and nothing else. Every operation takes one row and the KV before it; rows of
+//! the model's formula line by line and nothing else: this module is where the tree says what the model computes. Every operation takes one row and the KV before it; rows of
 //! a step are worked on side by side only so that a weight row is dequantised once for all of them.
 //!
 //! Cost: about two multiply-adds a nanosecond and core, so a 30-million-parameter model writes some tens of tokens a

@@ -1,4 +1,4 @@
-//! The vision tower by the book: spec section 7.3 line by line, sums in f64, values stored as f32.
+//! The vision tower by the book: its formula line by line, sums in f64, values stored as f32.
 
 use muser_model::{LayerNorm, Linear, Projector};
 

@@ -1,7 +1,7 @@
 //! From transposed words to the one form that all products use: unsigned byte codes and their scales.
 //!
 //! [`Tile`] holds 16 rows of up to 256 inputs: code `k` of row `r` lies at byte `64 (k / 4) + 4 r + k % 4`. What a
-//! type's integers mean is in its [`Class`]; value formulas are those of the model specification, section 3.
+//! type's integers mean is in its [`Class`]; value formulas are those of `muser_gguf`'s scalar dequantisation.
 
 use muser_gguf::{GgmlType, mxfp4_scale, nvfp4_scale};
 

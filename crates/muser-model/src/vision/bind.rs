@@ -30,7 +30,7 @@ pub struct Linear {
 
 /// Weights of one layer of the tower.
 #[derive(Clone, Debug)]
-#[expect(missing_docs, reason = "the names are those of the file; the formula is in spec section 7.3")]
+#[expect(missing_docs, reason = "the names are those of the file; the formula is muser_backend::reference")]
 pub struct TowerLayer {
     pub ln1: LayerNorm,
     pub attn_q: Linear,
