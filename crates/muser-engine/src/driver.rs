@@ -11,13 +11,14 @@ use std::{
 use muser_backend::{
     Executor, ExecutorInfo, KvCapacity, KvType, Row, RowInput, RowWants, StepBatch, StepOutput,
 };
-use muser_kv::{BlockId, CacheConfig, GroupStats, HostTier, KvCache};
+use muser_kv::{BlockId, CacheConfig, GroupStats, KvCache};
 use muser_model::Geometry;
 
 use crate::{
     EngineConfig, EngineError, Event, Limits, MOST_PROPOSALS, SlotView, TokenMask, capacity,
     draft::DraftRounds,
     handle::Shared,
+    host_tier::HostTier,
     image::Images,
     metrics::Metrics,
     prefix::{Door, Source},
@@ -224,10 +225,6 @@ impl Driver {
             End::Finish(reason) => {
                 let finished = sequence.finished(*reason, now);
                 metrics.finished(*reason);
-                if sequence.first_token_at.is_some() {
-                    metrics.decode_time.record(finished.timings.decode);
-                }
-                metrics.request_time.record(now.saturating_sub(task.submitted_at));
                 task.remaining.fetch_sub(1, Ordering::Relaxed);
                 task.ring.send(Event::Finished(finished));
             }

@@ -15,6 +15,7 @@ mod driver;
 mod error;
 mod events;
 mod handle;
+mod host_tier;
 mod image;
 mod metrics;
 mod pace;

@@ -2,6 +2,9 @@
 //!
 //! Writers and readers share atomics only: a scrape never makes the engine wait. A snapshot is therefore not one
 //! instant's truth across figures, but each figure is exact.
+//!
+//! Times here are those of the engine's own work: steps, drafts, blocks on their way. How long a request waited and was
+//! computed comes with its events, and is counted by whoever answers clients.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -40,7 +43,7 @@ impl Histogram {
 }
 
 /// A histogram's figures.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct HistogramSnapshot {
     /// Observations per bucket (not cumulative): bucket `i` holds values up to [`LATENCY_BOUNDS_S`]`[i]`.
     pub counts: [u64; LATENCY_BOUNDS_S.len() + 1],
@@ -212,18 +215,6 @@ metrics! {
     kv_bytes_held,
     /// Bytes of all blocks (gauge); the budget is never less.
     kv_bytes_total;
-    /// From submission to admission.
-    queue_time,
-    /// From admission to the first token.
-    prefill_time,
-    /// From submission to the first token.
-    time_to_first_token,
-    /// Between tokens of one choice.
-    inter_token,
-    /// From the first token to the end.
-    decode_time,
-    /// From submission to the end.
-    request_time,
     /// One step of the executor.
     step_time,
     /// Bringing a prefix from a prefix source.

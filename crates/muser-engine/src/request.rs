@@ -1,7 +1,7 @@
 //! What a caller asks of the engine: plain values, valid by type as far as that goes; [`crate::EngineHandle::submit`]
 //! checks the rest at the door, and nothing re-checks afterwards.
 
-use std::{sync::Arc, time::Duration};
+use std::{ops::Range, sync::Arc, time::Duration};
 
 use muser_backend::TowerImage;
 use muser_kv::CacheScope;
@@ -85,7 +85,7 @@ pub enum ContextPolicy {
     /// [`crate::FinishReason::Context`].
     #[default]
     Error,
-    /// Whole old turns are dropped and the rest is read again as if it had been the prompt. Each time an
+    /// Whole old turns are dropped (of plain text the older half) and the rest is read again as if it had been the prompt. Each time an
     /// [`crate::Event::Shifted`] says how much went. When no turn may be dropped any more, as with `Error`.
     Shift(ShiftPlan),
 }
@@ -98,6 +98,26 @@ pub struct ShiftPlan {
     /// First position of each turn after `keep`, ascending. The last one (the newest, with everything generated after
     /// it) always stays; the others go oldest first and only whole, until an eighth of the context is free.
     pub turns: Vec<usize>,
+    /// The text has no turns: of what stands after `keep` the older half goes, read or written. The prompt itself must fit.
+    pub plain: bool,
+}
+
+impl ShiftPlan {
+    /// What goes of a text of `len` positions so that it is shorter than `limit`; it is taken off the plan.
+    pub(crate) fn leaving(&mut self, len: usize, limit: usize) -> Option<Range<usize>> {
+        let fits = |gone: &Range<usize>| !gone.is_empty() && len - gone.len() < limit;
+        let Some(&first) = self.turns.first() else {
+            let left = len.saturating_sub(self.keep);
+            return Some(self.keep..self.keep + left / 2).filter(|gone| self.plain && fits(gone));
+        };
+        let target = limit - (limit / 8).max(1);
+        let last = self.turns.len() - 1;
+        let drop = (1..=last).find(|&k| len - (self.turns[k] - first) <= target).unwrap_or(last);
+        let gone = Some(first..self.turns[drop]).filter(fits)?;
+        self.turns.drain(..drop);
+        self.turns.iter_mut().for_each(|turn| *turn -= gone.len());
+        Some(gone)
+    }
 }
 
 /// One request. [`Request::new`] gives the defaults.
@@ -129,7 +149,7 @@ pub struct Request {
     /// Each token comes with a hash of the logits it was drawn from (exactness tests; costs a pass over the logits).
     pub hash_logits: bool,
     /// Higher goes first in the waiting queue and is preempted last.
-    pub priority: i8,
+    pub priority: i32,
     /// Longest wait for a place; `None` takes the engine's setting.
     pub queue_timeout: Option<Duration>,
     /// Longest time from submission to the end; what exists by then is kept.

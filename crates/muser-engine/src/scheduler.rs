@@ -15,12 +15,11 @@ use std::{
     time::Duration,
 };
 
-use muser_kv::{
-    BLOCK_LEN, BlockCopy, BlockId, CacheScope, Evicted, HostKey, HostTier, KvCache, KvGroup, Unit,
-};
+use muser_kv::{BLOCK_LEN, BlockCopy, BlockId, CacheScope, Evicted, HostKey, KvCache, KvGroup, Unit};
 
 use crate::{
     FinishReason, RequestError, RestoreFailure,
+    host_tier::HostTier,
     pace::Pace,
     prefix::{Begun, External, Fetching, Holds},
     sequence::Sequence,
@@ -124,7 +123,7 @@ impl StepPlan {
 }
 
 /// What an admission was last refused for: while nothing of it changes there is no use in trying again.
-type Blocked = ((i16, u64, u32), [u32; 4], usize);
+type Blocked = ((i64, u64, u32), [u32; 4], usize);
 
 pub(crate) struct Scheduler {
     pub(crate) kv: KvCache,

@@ -60,7 +60,6 @@ pub(crate) struct Sequence {
     pub(crate) paused_since: Option<Duration>,
     pub(crate) admitted_at: Option<Duration>,
     pub(crate) first_token_at: Option<Duration>,
-    pub(crate) last_token_at: Duration,
     pub(crate) decode_steps: u32,
     pub(crate) drafted: u32,
     pub(crate) accepted: u32,
@@ -135,7 +134,6 @@ impl Sequence {
             paused_since: None,
             admitted_at: None,
             first_token_at: None,
-            last_token_at: Duration::ZERO,
             decode_steps: 0,
             drafted: 0,
             accepted: 0,
@@ -144,7 +142,7 @@ impl Sequence {
     }
 
     /// Service order; see [`Task::rank`].
-    pub(crate) fn rank(&self) -> (i16, u64, u32) {
+    pub(crate) fn rank(&self) -> (i64, u64, u32) {
         let (priority, id) = self.task.rank();
         (priority, id, self.index)
     }
@@ -208,22 +206,12 @@ impl Sequence {
         }
     }
 
-    /// Drops whole old turns until an eighth of `limit` positions is free; returns how many positions went. `None` when
-    /// nothing may go or it would not make room for one more token.
+    /// Drops what the request lets go, to make room for text within `limit` positions; returns how many positions went.
+    /// `None` when nothing may go or it would not make room for one more token.
     pub(crate) fn shift(&mut self, limit: usize) -> Option<usize> {
         let plan = self.shift.as_mut()?;
-        let first = *plan.turns.first()?;
-        let len = self.tokens.len();
-        let target = limit - (limit / 8).max(1);
-        let last = plan.turns.len() - 1;
-        let drop = (1..=last).find(|&k| len - (plan.turns[k] - first) <= target).unwrap_or(last);
-        let dropped = plan.turns[drop] - first;
-        if dropped == 0 || len - dropped >= limit {
-            return None;
-        }
-        let range = first..first + dropped;
-        plan.turns.drain(..drop);
-        plan.turns.iter_mut().for_each(|turn| *turn -= dropped);
+        let range = plan.leaving(self.tokens.len(), limit)?;
+        let dropped = range.len();
         self.tokens.drain(range.clone());
         self.units.drain(range.clone());
         // No turn boundary cuts an image; that was checked at the door.

@@ -286,8 +286,6 @@ impl Driver {
             let admitted = sequence.admitted_at.unwrap_or(now);
             let queue_time = admitted.saturating_sub(task.submitted_at);
             let prefill_time = now.saturating_sub(admitted);
-            metrics.queue_time.record(queue_time);
-            metrics.prefill_time.record(prefill_time);
             Metrics::add(&metrics.cached_tokens, u64::from(cached_tokens));
             task.ring.send(Event::Started(Started {
                 prompt_tokens: task.prompt_tokens,
@@ -370,13 +368,7 @@ impl Driver {
             let id = token.id;
             let metrics = &self.shared.metrics;
             Metrics::add(&metrics.generated_tokens, 1);
-            if sequence.first_token_at.is_none() {
-                sequence.first_token_at = Some(now);
-                metrics.time_to_first_token.record(now.saturating_sub(sequence.task.submitted_at));
-            } else {
-                metrics.inter_token.record(now.saturating_sub(sequence.last_token_at));
-            }
-            sequence.last_token_at = now;
+            sequence.first_token_at.get_or_insert(now);
             sequence.generated += 1;
             if k > 0 {
                 // The row that gave these logits had the proposal as input, and the proposal was accepted.

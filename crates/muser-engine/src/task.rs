@@ -31,7 +31,7 @@ pub(crate) struct Task {
     pub(crate) logprobs: Option<u8>,
     pub(crate) prompt_logprobs: Option<u8>,
     pub(crate) hash_logits: bool,
-    pub(crate) priority: i8,
+    pub(crate) priority: i32,
     pub(crate) queue_until: Option<Duration>,
     pub(crate) deadline: Option<Duration>,
     pub(crate) cache: bool,
@@ -130,8 +130,8 @@ impl Job {
 
 impl Task {
     /// Order in the queue: priority, then age. The first is served first and preempted last.
-    pub(crate) fn rank(&self) -> (i16, u64) {
-        (-i16::from(self.priority), self.id)
+    pub(crate) fn rank(&self) -> (i64, u64) {
+        (-i64::from(self.priority), self.id)
     }
 
     /// Events that the step being planned can still set aside, as far as is known.

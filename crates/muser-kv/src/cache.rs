@@ -1,7 +1,7 @@
 //! Pools and prefix tree together: begin, reserve, commit, release.
 
 use crate::{
-    BLOCK_LEN, BlockHash, BlockId, CacheScope, HostKey, KvError, KvGroup, KvSeq, Unit, pool::Pool, tree::Tree,
+    BLOCK_LEN, BlockHash, BlockId, CacheScope, KvError, KvGroup, KvSeq, Unit, pool::Pool, tree::Tree,
 };
 
 /// Sizes and identity of a cache.
@@ -71,6 +71,15 @@ pub struct KvCache {
     pub(crate) evicted: u64,
     /// Full blocks' worth of content that lost its memory since [`KvCache::take_evicted`], if anyone wants to know.
     pub(crate) evictions: Option<Vec<Evicted>>,
+}
+
+/// What the content of a block is, wherever its bytes are kept: its place in the hash chain and its group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct HostKey {
+    /// Chain hash of the block.
+    pub hash: BlockHash,
+    /// Which group's rows.
+    pub group: KvGroup,
 }
 
 /// Content that has lost its memory. Until the block is written again its bytes are still there.

@@ -19,7 +19,6 @@
 mod cache;
 mod error;
 mod evict;
-mod host;
 mod ids;
 mod import;
 mod pool;
@@ -28,9 +27,8 @@ mod seq;
 mod tree;
 mod unit;
 
-pub use cache::{BlockCopy, CacheConfig, Evicted, GroupStats, KvCache, KvStats};
+pub use cache::{BlockCopy, CacheConfig, Evicted, GroupStats, HostKey, KvCache, KvStats};
 pub use error::KvError;
-pub use host::{HostKey, HostTier};
 pub use ids::{BLOCK_LEN, BlockId, KvGroup};
 pub use import::{Held, HeldBlock, Import, ImportBlock};
 pub use scope::CacheScope;

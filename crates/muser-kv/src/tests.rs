@@ -335,24 +335,6 @@ fn an_imported_prefix_is_known_afterwards_and_only_its_window_was_needed() {
     bench.audit(&[]);
 }
 
-#[test]
-fn the_host_tier_keeps_its_budget() {
-    let mut tier = HostTier::new(1000);
-    let key = |i: u8| HostKey { hash: [i; 32], group: KvGroup::Full };
-    for i in 0..50 {
-        tier.put(key(i), vec![i; 300].into());
-        assert!(tier.held_bytes() <= 1000);
-        if i >= 1 {
-            assert!(tier.get(&key(1)).is_some(), "used ones stay");
-        }
-    }
-    assert!(tier.contains(&key(49)) && !tier.contains(&key(2)));
-    tier.put(key(60), vec![0; 1001].into());
-    assert!(!tier.contains(&key(60)));
-    tier.remove(&key(49));
-    assert_eq!(tier.held_bytes(), 600);
-}
-
 /// Random life of a cache under pressure: shared prefixes, partial commits, releases, imports.
 fn random_life(seed: u64) {
     let mut rng = Rng(seed);

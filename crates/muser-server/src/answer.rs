@@ -187,6 +187,8 @@ pub struct Seconds {
 /// How a choice ended and what it took.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Outcome {
+    /// Tokens that went because the context was full.
+    pub shifted: u32,
     /// Why.
     pub finish: Finish,
     /// Tokens.
@@ -263,7 +265,12 @@ pub struct Answer {
 
 impl Default for Answer {
     fn default() -> Self {
-        let outcome = Outcome { finish: Finish::Stop, usage: Usage::default(), seconds: Seconds::default() };
+        let outcome = Outcome {
+            shifted: 0,
+            finish: Finish::Stop,
+            usage: Usage::default(),
+            seconds: Seconds::default(),
+        };
         Self {
             reasoning: String::new(),
             content: String::new(),

@@ -7,7 +7,7 @@
 use std::pin::Pin;
 
 use futures_util::Stream;
-use muser_engine::{Event, Request, SubmitError};
+use muser_engine::{Event, HistogramSnapshot, Request, SubmitError};
 
 /// The events of one request; dropping it cancels the request.
 pub struct EventStream {
@@ -69,6 +69,18 @@ pub struct Snapshot {
     pub packs: u64,
     /// Bytes of the store.
     pub pack_bytes: u64,
+    /// Bytes of KV blocks in host memory.
+    pub host_bytes: u64,
+    /// KV blocks that came back from there.
+    pub host_blocks_restored: u64,
+    /// Steps of the device.
+    pub steps: HistogramSnapshot,
+    /// Drafts for all sequences.
+    pub draft_rounds: HistogramSnapshot,
+    /// Prefixes brought from packs.
+    pub restores: HistogramSnapshot,
+    /// Blocks copied out for packs.
+    pub exports: HistogramSnapshot,
     /// Requests that were set aside and run again.
     pub preemptions: u64,
     /// Drafts verified.
@@ -88,6 +100,9 @@ pub trait Backend: Send + Sync + 'static {
 
     /// State and totals; never waits for a step.
     fn snapshot(&self) -> Snapshot;
+
+    /// The number of slots.
+    fn slots(&self) -> usize;
 
     /// Ends all running requests as cancelled and takes no more.
     fn cut_off(&self);

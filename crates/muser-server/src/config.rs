@@ -93,6 +93,8 @@ pub struct ServerConfig {
     pub cors_origins: Vec<String>,
     /// Refuse requests whose `model` is not the loaded one.
     pub strict_model_name: bool,
+    /// What becomes of a text that fills the context, unless the request says: old parts go, or the text ends.
+    pub context_shift: bool,
     /// Limits.
     pub limits: Limits,
     /// What happens to running requests at the end.
@@ -115,6 +117,7 @@ impl Default for ServerConfig {
             allowed_hosts: Vec::new(),
             cors_origins: Vec::new(),
             strict_model_name: false,
+            context_shift: false,
             limits: Limits::default(),
             shutdown: ShutdownPolicy::Finish(Duration::from_secs(30)),
             keep_alive: Duration::from_secs(1),

@@ -12,8 +12,8 @@ use std::time::Instant;
 
 use futures_util::{Stream, StreamExt as _};
 use muser_engine::{
-    Event, FinishReason, Finished, PromptLogprobs, Request, RequestError, RequestKind, StopWatch,
-    StopWatchFactory, SubmitError, Token,
+    ContextPolicy, Event, FinishReason, Finished, PromptLogprobs, Request, RequestError, RequestKind,
+    StopWatch, StopWatchFactory, SubmitError, Token,
 };
 use muser_text::{OutputDecoder, OutputEnd, OutputEvent, OutputOptions, Specials, StopMatcher, TokenKind};
 
@@ -71,6 +71,8 @@ struct Choice {
     told_bytes: usize,
     given_bytes: usize,
     clock: ChoiceClock,
+    /// Tokens that went because the context was full.
+    shifted: u32,
     finished: bool,
 }
 
@@ -87,7 +89,14 @@ impl Generation {
         Self::begin(app, loaded, work, arrived).await.map_err(|fault| places.locate(fault))
     }
 
-    async fn begin(app: &App, loaded: &Arc<Loaded>, work: Work, arrived: Instant) -> Result<Self, ApiError> {
+    async fn begin(
+        app: &App,
+        loaded: &Arc<Loaded>,
+        mut work: Work,
+        arrived: Instant,
+    ) -> Result<Self, ApiError> {
+        work.context_shift.get_or_insert(app.config.context_shift);
+        let timeout = work.timeout;
         let seed = work.seed.unwrap_or_else(|| drawn_seed(app.random_u64()));
         let default_limit = app.config.limits.default_output_tokens;
         let stops = work.stops.clone();
@@ -103,6 +112,7 @@ impl Generation {
             compute(move || prepare(&loaded, work, seed, output_limit)).await?
         };
         prepared.request.scope = scope;
+        prepared.request.deadline = timeout.map(|timeout| timeout.saturating_sub(arrived.elapsed()));
         let choices = prepared.request.n as usize;
         let decoder = loaded.text.decoder(&prepared.options)?;
         let offered = !prepared.options.tools.is_empty();
@@ -129,6 +139,7 @@ impl Generation {
                 told_bytes: 0,
                 given_bytes: 0,
                 clock: ChoiceClock::new(arrived),
+                shifted: 0,
                 finished: false,
             })
             .collect();
@@ -203,8 +214,14 @@ impl Generation {
             Event::Token(token) => self.take_token(&token),
             Event::Finished(finished) => self.take_end(&finished),
             Event::Failed(error) => self.fail(self.places.locate(failed(&error, &self.narrowed_by))),
-            // Requests of this route ask for neither.
-            Event::Shifted { .. } | Event::Embedding(_) => {}
+            Event::Shifted { index, dropped_tokens } => {
+                self.loaded.metrics.context_shifts.inc();
+                if let Some(choice) = self.choices.get_mut(index as usize) {
+                    choice.shifted += dropped_tokens;
+                }
+            }
+            // Requests of this route do not ask for it.
+            Event::Embedding(_) => {}
         }
     }
 
@@ -313,7 +330,7 @@ impl Generation {
             prefill: finished.timings.prefill.as_secs_f64(),
             decode: finished.timings.decode.as_secs_f64(),
         };
-        let outcome = Outcome { finish, usage, seconds };
+        let outcome = Outcome { shifted: choice.shifted, finish, usage, seconds };
         self.ready.push_back(Update::Finished { choice: finished.index, outcome });
         if self.choices.iter().all(|choice| choice.finished) {
             self.ready.push_back(Update::End);
@@ -363,7 +380,7 @@ impl Drop for Generation {
             self.loaded.metrics.cancelled.inc();
         }
         if let Some(HeldTokens { owner, slot, ids }) = self.held.take() {
-            let count = self.loaded.backend.snapshot().slots.len();
+            let count = self.loaded.backend.slots();
             self.loaded.slots.note(owner, slot, count, ids);
         }
     }
@@ -400,8 +417,9 @@ fn prepare(loaded: &Loaded, work: Work, seed: u64, max_tokens: Option<u32>) -> R
     if ids.is_empty() {
         return Err(ApiError::field("messages", "The prompt is empty"));
     }
-    // The engine says so too, but only after the grammars of all tools were made.
-    if ids.len() > context {
+    let shift = work.context_shift.unwrap_or(false).then(|| text.shift_plan(&work.prompt, &ids, work.keep));
+    // The engine says so too, but only after the grammars of all tools were made. Old turns may go yet.
+    if ids.len() > context && shift.as_ref().is_none_or(|plan| plan.turns.len() < 2) {
         return Err(ApiError::context_length(ids.len(), context));
     }
     check_ids(&work, text.vocabulary())?;
@@ -409,7 +427,7 @@ fn prepare(loaded: &Loaded, work: Work, seed: u64, max_tokens: Option<u32>) -> R
     let one_call = matches!(&work.prompt, Prompt::Chat(conversation) if !conversation.parallel_calls);
     // The engine sends no event for an id that ends the text; the decoder knows the end of a turn by itself.
     let ends = if work.tells_last { &[] } else { text.tokenizer().stop_ids() };
-    let room = context - ids.len();
+    let room = if shift.is_some() { usize::MAX } else { context - ids.len() };
     let limit = max_tokens.map_or(room, |limit| room.min(limit as usize));
     let mut request = Request::new(ids, [ends, &work.stop_ids].concat());
     let (constraint, notice) = form::constraint(text, &work, &options, limit)?;
@@ -426,6 +444,11 @@ fn prepare(loaded: &Loaded, work: Work, seed: u64, max_tokens: Option<u32>) -> R
     request.logprobs = work.logprobs;
     request.prompt_logprobs = work.prompt_logprobs;
     request.cache = work.use_cache;
+    // Lower goes first for clients, higher in the engine.
+    request.priority = -work.priority;
+    if let Some(plan) = shift {
+        request.context_policy = ContextPolicy::Shift(plan);
+    }
     request.stop_watch = text.stop_matcher(&options, one_call)?.map(|matcher| {
         Box::new(move |_| Box::new(Watch(matcher.clone())) as Box<dyn StopWatch>) as StopWatchFactory
     });
@@ -573,7 +596,7 @@ fn refused(loaded: &Loaded, refusal: &SubmitError, prompt_tokens: usize) -> ApiE
             fault
         }
         SubmitError::QueueFull { waiting, .. } => {
-            let slots = loaded.backend.snapshot().slots.len().max(1);
+            let slots = loaded.backend.slots().max(1);
             // A guess: some seconds for each round of the slots before this request's turn.
             ApiError::queue_full((1 + 2 * (waiting / slots)).min(60) as u32)
         }

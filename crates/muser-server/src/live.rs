@@ -69,6 +69,12 @@ impl Backend for LiveEngine {
             pack_refusals: Vec::new(),
             packs: 0,
             pack_bytes: 0,
+            host_bytes: now.host_bytes_held,
+            host_blocks_restored: now.restored_blocks,
+            steps: now.step_time,
+            draft_rounds: now.draft_time,
+            restores: now.restore_time,
+            exports: now.export_time,
             preemptions: now.preemptions,
             drafts: now.drafts,
             drafted: now.drafted_tokens,
@@ -78,6 +84,10 @@ impl Backend for LiveEngine {
                 now.accepted_by_place[..proposed].to_vec()
             },
         }
+    }
+
+    fn slots(&self) -> usize {
+        self.engine.limits().parallel
     }
 
     fn cut_off(&self) {

@@ -1,13 +1,17 @@
 //! Prometheus metrics, under the names that operators' dashboards and load generators know from vLLM.
 //!
-//! Times are measured here, from the arrival of the request, so that queueing is part of the time to the first
-//! token. Totals that only the engine knows are copied in when the metrics are read. The struct's fields can be
+//! Times of requests are measured here, from their arrival, so that queueing is part of the time to the first token.
+//! Times of the engine's own work, and totals that only it knows, are copied in when the metrics are read. The struct's fields can be
 //! read by tests; there is no global state.
 
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use muser_engine::{HistogramSnapshot, LATENCY_BOUNDS_S};
 use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -18,6 +22,29 @@ use crate::backend::Snapshot;
 
 type Labels = Vec<(String, String)>;
 type FloatGauge = Gauge<f64, std::sync::atomic::AtomicU64>;
+
+/// A histogram that the engine keeps, as it was when the metrics were last read.
+#[derive(Clone, Debug, Default)]
+struct Totals(Arc<Mutex<HistogramSnapshot>>);
+
+impl Totals {
+    fn set(&self, now: &HistogramSnapshot) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = *now;
+    }
+}
+
+impl EncodeMetric for Totals {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let now = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let bounds = LATENCY_BOUNDS_S.into_iter().chain([f64::INFINITY]);
+        let buckets: Vec<(f64, u64)> = bounds.zip(now.counts).collect();
+        encoder.encode_histogram::<NoLabelSet>(now.sum_s, now.count(), &buckets, None)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Histogram
+    }
+}
 
 /// All metrics of one loaded model.
 #[derive(Debug)]
@@ -46,6 +73,12 @@ pub struct Metrics {
     pack_refusals: Family<Labels, Counter>,
     packs: Gauge,
     pack_bytes: Gauge,
+    host_bytes: Gauge,
+    host_blocks_restored: Counter,
+    steps: Totals,
+    draft_rounds: Totals,
+    restores: Totals,
+    exports: Totals,
     preemptions: Counter,
     drafts: Counter,
     drafted: Counter,
@@ -53,6 +86,8 @@ pub struct Metrics {
     accepted_by_place: Family<Labels, Counter>,
     /// Requests whose client went away before the end.
     pub cancelled: Counter,
+    /// Times that old parts of a text went because the context was full.
+    pub context_shifts: Counter,
     /// Connections open now.
     pub connections: Gauge,
 }
@@ -170,6 +205,31 @@ impl Metrics {
             ),
             packs: gauge(&mut all, "muser:packs", "Packs in the store"),
             pack_bytes: gauge(&mut all, "muser:pack_store_bytes", "Bytes of the pack store"),
+            host_bytes: gauge(&mut all, "muser:kv_host_bytes", "Bytes of the KV cache kept in host memory"),
+            host_blocks_restored: counter(
+                &mut all,
+                "muser:kv_host_blocks_restored",
+                "KV blocks that came back from host memory",
+            ),
+            steps: register(&mut all, "muser:step_seconds", "Steps of the device", Totals::default()),
+            draft_rounds: register(
+                &mut all,
+                "muser:draft_round_seconds",
+                "Drafts for all sequences of a step",
+                Totals::default(),
+            ),
+            restores: register(
+                &mut all,
+                "muser:pack_restore_seconds",
+                "Prefixes brought from packs",
+                Totals::default(),
+            ),
+            exports: register(
+                &mut all,
+                "muser:pack_export_seconds",
+                "KV blocks copied out for packs, between two steps",
+                Totals::default(),
+            ),
             preemptions: counter(&mut all, "vllm:num_preemptions", "Requests set aside for want of cache"),
             drafts: counter(&mut all, "vllm:spec_decode_num_drafts", "Drafts verified"),
             accepted_by_place: register(
@@ -185,6 +245,11 @@ impl Metrics {
                 "Proposed tokens that were accepted",
             ),
             cancelled: counter(&mut all, "muser:requests_cancelled", "Requests whose client went away"),
+            context_shifts: counter(
+                &mut all,
+                "muser:context_shifts",
+                "Times that old parts of a text went because the context was full",
+            ),
             connections: gauge(&mut all, "muser:connections", "Open connections"),
             registry: all,
         }
@@ -211,6 +276,11 @@ impl Metrics {
         self.kv_usage.set(now.kv_blocks_used as f64 / now.kv_blocks_total.max(1) as f64);
         self.packs.set(now.packs as i64);
         self.pack_bytes.set(now.pack_bytes as i64);
+        self.host_bytes.set(now.host_bytes as i64);
+        self.steps.set(&now.steps);
+        self.draft_rounds.set(&now.draft_rounds);
+        self.restores.set(&now.restores);
+        self.exports.set(&now.exports);
         for (family, totals) in
             [(&self.restore_failures, &now.restore_failures), (&self.pack_refusals, &now.pack_refusals)]
         {
@@ -225,6 +295,7 @@ impl Metrics {
             (&self.external_queries, now.external_queries),
             (&self.external_hits, now.external_hits),
             (&self.preemptions, now.preemptions),
+            (&self.host_blocks_restored, now.host_blocks_restored),
             (&self.drafts, now.drafts),
             (&self.drafted, now.drafted),
             (&self.drafted_accepted, now.drafted_accepted),
@@ -322,8 +393,13 @@ mod tests {
             drafts: 3,
             drafted: 9,
             drafted_accepted_by_place: vec![3, 1],
+            host_bytes: 77,
             ..Snapshot::default()
         };
+        let mut now = now;
+        now.steps.counts[2] = 2;
+        now.steps.counts[22] = 1;
+        now.steps.sum_s = 200.5;
         let text = metrics.encode(&now);
         for line in [
             "vllm:num_requests_running{model_name=\"tiny \\\"quoted\\\"\"} 2",
@@ -331,6 +407,13 @@ mod tests {
             "vllm:generation_tokens_total{model_name=\"tiny \\\"quoted\\\"\"} 2",
             "vllm:spec_decode_num_drafts_total{model_name=\"tiny \\\"quoted\\\"\"} 3",
             "vllm:prefix_cache_hits_total{model_name=\"tiny \\\"quoted\\\"\"} 5",
+            "muser:kv_host_bytes{model_name=\"tiny \\\"quoted\\\"\"} 77",
+            "muser:step_seconds_sum{model_name=\"tiny \\\"quoted\\\"\"} 200.5",
+            "muser:step_seconds_count{model_name=\"tiny \\\"quoted\\\"\"} 3",
+            "muser:step_seconds_bucket{model_name=\"tiny \\\"quoted\\\"\",le=\"0.0025\"} 0",
+            "muser:step_seconds_bucket{model_name=\"tiny \\\"quoted\\\"\",le=\"0.005\"} 2",
+            "muser:step_seconds_bucket{model_name=\"tiny \\\"quoted\\\"\",le=\"160.0\"} 2",
+            "muser:step_seconds_bucket{model_name=\"tiny \\\"quoted\\\"\",le=\"+Inf\"} 3",
             "# EOF",
         ] {
             assert!(text.contains(line), "{line} is missing in:\n{text}");

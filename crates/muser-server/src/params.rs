@@ -3,6 +3,8 @@
 //! Defaults are the model's published ones. The names are those of OpenAI, with llama-server's and vLLM's spellings
 //! beside them; the getters take whichever is there.
 
+use std::time::Duration;
+
 use muser_engine::SamplingParams;
 use serde_json::Value;
 
@@ -18,6 +20,9 @@ pub const FACTOR: Kind = Kind::Number { min: 0.01, max: 100.0 };
 pub const SHARE: Kind = Kind::Number { min: 0.0, max: 1.0 };
 /// A string or a list of strings.
 pub const TEXTS: Kind = Kind::Either(&[Kind::Text, Kind::List(&Kind::Text)]);
+
+/// Any number of 32 bits whose opposite is one, too.
+const PRIORITY: Kind = Kind::Integer { min: -(i32::MAX as i64), max: i32::MAX as i64 };
 
 /// Largest bias of a token: beyond it sums are no numbers any more, and it decides everything anyway.
 const MAX_BIAS: f64 = 1e6;
@@ -70,6 +75,21 @@ pub const SAMPLING_FIELDS: &[Field] = &[
         "cache_salt",
         Kind::Text,
         "only requests with the same key and the same text here share cached prefixes, in vLLM's spelling",
+    ),
+    Field::optional(
+        "priority",
+        PRIORITY,
+        "default 0; lower is computed earlier and set aside later, in vLLM's spelling",
+    ),
+    Field::optional(
+        "timeout",
+        Kind::Number { min: 0.001, max: 1e6 },
+        "seconds from the arrival of the request after which the text ends where it is, as at its limit of tokens",
+    ),
+    Field::optional(
+        "context_shift",
+        Kind::Bool,
+        "go on when the context is full: the oldest turns of a chat go, of plain text the older half; default: --context-shift",
     ),
     Field::optional(
         "id_slot",
@@ -196,7 +216,7 @@ fn logit_bias(body: Body<'_>) -> Result<Vec<(u32, f32)>, ApiError> {
     }
 }
 
-/// What the shared fields say about where the text ends, and about the cache.
+/// What the shared fields say about where the text ends, about its rank, and about the cache.
 pub fn endings(body: Body<'_>, work: &mut Work) -> Result<(), ApiError> {
     work.stops = stops(body, "stop")?;
     let ids = body.list("stop_token_ids").unwrap_or_default();
@@ -206,6 +226,9 @@ pub fn endings(body: Body<'_>, work: &mut Work) -> Result<(), ApiError> {
     work.slot = body.integer("id_slot").and_then(|slot| usize::try_from(slot).ok());
     work.use_cache = body.flag("cache_prompt").unwrap_or(true);
     work.cache_salt = body.text("cache_salt").map(str::to_owned);
+    work.priority = body.integer("priority").and_then(|rank| rank.try_into().ok()).unwrap_or(0);
+    work.timeout = body.number("timeout").map(Duration::from_secs_f64);
+    work.context_shift = body.flag("context_shift");
     Ok(())
 }
 

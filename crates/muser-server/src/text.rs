@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
+use muser_engine::ShiftPlan;
 use muser_gguf::GgufFile;
 use muser_text::grammar::GrammarEngine;
 use muser_text::{
@@ -13,6 +14,9 @@ use serde_json::Value;
 use crate::conversation::text_fault;
 use crate::error::{ApiError, ServerError};
 use crate::work::{Conversation, Prompt, PromptPart};
+
+/// Role of the messages that begin a turn.
+const USER: &str = "user";
 
 /// Vocabulary, template and parsers of the loaded model.
 #[derive(Debug)]
@@ -130,6 +134,25 @@ impl TextSide {
     /// A decoder for one choice.
     pub fn decoder(&self, options: &OutputOptions) -> Result<OutputDecoder, ApiError> {
         OutputDecoder::new(Arc::clone(&self.tokenizer), options).map_err(|fault| text_fault(&fault))
+    }
+
+    /// What of a prompt may go when the context is full: of a chat whole turns from one user message to the next, oldest
+    /// first, and never the system message or the newest turn; of plain text anything but its first `keep` tokens.
+    pub(crate) fn shift_plan(&self, prompt: &Prompt, ids: &[u32], keep: i64) -> ShiftPlan {
+        let Some(channels) = self.tokenizer.channels().filter(|_| matches!(prompt, Prompt::Chat(_))) else {
+            let begins = ids.first().is_some_and(|id| Some(*id) == self.tokenizer.bos());
+            let kept = usize::try_from(keep).map_or(ids.len(), |keep| keep + usize::from(begins));
+            return ShiftPlan { keep: kept.min(ids.len()), turns: Vec::new(), plain: true };
+        };
+        let is_user = |at: &usize| {
+            let name = ids[at + 1..].iter().take_while(|id| **id != channels.message).take(USER.len());
+            let name: Vec<u8> =
+                name.filter_map(|id| self.tokenizer.token_bytes(*id)).flatten().copied().collect();
+            name.starts_with(USER.as_bytes())
+        };
+        let starts = (0..ids.len()).filter(|at| ids[*at] == channels.start);
+        let turns: Vec<usize> = starts.filter(is_user).collect();
+        ShiftPlan { keep: turns.first().copied().unwrap_or(ids.len()), turns, plain: false }
     }
 
     /// What tells the engine where a text ends, if more than the stop ids can.

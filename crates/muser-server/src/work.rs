@@ -1,5 +1,7 @@
 //! A generation as every route asks for it, after its own shape has been taken off.
 
+use std::time::Duration;
+
 use muser_engine::SamplingParams;
 use serde_json::{Map, Value};
 
@@ -124,6 +126,14 @@ pub struct Work {
     pub use_cache: bool,
     /// Narrows whose cached prefixes those are: only requests with the same text share.
     pub cache_salt: Option<String>,
+    /// Lower goes first, in vLLM's sense.
+    pub priority: i32,
+    /// Longest time from the request's arrival to the end of the text.
+    pub timeout: Option<Duration>,
+    /// Whether old parts of the text go when the context is full; otherwise the server's setting.
+    pub context_shift: Option<bool>,
+    /// Of plain text, the tokens that stay then; all of the prompt if negative.
+    pub keep: i64,
     /// Where the parts of the prompt stood in the request.
     pub places: Places,
 }
@@ -148,6 +158,10 @@ impl Work {
             slot: None,
             use_cache: true,
             cache_salt: None,
+            priority: 0,
+            timeout: None,
+            context_shift: None,
+            keep: 0,
             places: Places::default(),
         }
     }

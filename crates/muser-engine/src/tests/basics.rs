@@ -182,7 +182,7 @@ fn a_full_context_ends_with_its_own_reason() {
 fn a_shift_reads_what_is_left_as_if_it_had_been_the_prompt() {
     let mut bench = Bench::new(512, 256, &EngineConfig::default());
     let prompt = stem(1, 450);
-    let plan = ShiftPlan { keep: 50, turns: vec![50, 200, 350] };
+    let plan = ShiftPlan { keep: 50, turns: vec![50, 200, 350], plain: false };
     let policy = ContextPolicy::Shift(plan);
     let answer = bench.ask(Request { context_policy: policy, ..greedy(prompt.clone(), 120) });
     let shifts: Vec<u32> = answer
@@ -210,16 +210,46 @@ fn a_shift_reads_what_is_left_as_if_it_had_been_the_prompt() {
 fn a_shift_with_nothing_to_drop_ends_like_an_error() {
     let mut bench = Bench::new(512, 256, &EngineConfig::default());
     for turns in [vec![], vec![50]] {
-        let policy = ContextPolicy::Shift(ShiftPlan { keep: 50, turns });
+        let policy = ContextPolicy::Shift(ShiftPlan { keep: 50, turns, plain: false });
         let answer = bench.ask(Request { context_policy: policy, ..greedy(stem(1, 500), 100) });
         assert_eq!((answer.finished(0).reason, answer.tokens(0).len()), (FinishReason::Context, 12));
     }
     // Too long as it comes: old turns go at once; if the newest alone is too long the request is refused.
-    let policy = |newest| ContextPolicy::Shift(ShiftPlan { keep: 50, turns: vec![50, newest] });
+    let policy = |newest| ContextPolicy::Shift(ShiftPlan { keep: 50, turns: vec![50, newest], plain: false });
     let answer = bench.ask(Request { context_policy: policy(500), ..greedy(stem(1, 800), 5) });
     assert_eq!((answer.finished(0).reason, answer.tokens(0).len()), (FinishReason::Length, 5));
     let refused = bench.submit(Request { context_policy: policy(60), ..greedy(stem(1, 800), 5) });
     assert!(matches!(refused.map(drop), Err(SubmitError::ContextLength { prompt_tokens: 790, .. })));
+    bench.assert_balanced();
+}
+
+#[test]
+fn plain_text_loses_its_older_half_again_and_again() {
+    let mut bench = Bench::new(512, 256, &EngineConfig::default());
+    let prompt = stem(1, 100);
+    for keep in [0, 37] {
+        let policy = ContextPolicy::Shift(ShiftPlan { keep, turns: vec![], plain: true });
+        let answer = bench.ask(Request { context_policy: policy, ..greedy(prompt.clone(), 1000) });
+        assert_eq!((answer.finished(0).reason, answer.tokens(0).len()), (FinishReason::Length, 1000));
+        // The same by the definition: whenever the text fills the context, what stands after `keep` is halved.
+        let (mut text, mut written) = (prompt.clone(), Vec::new());
+        while written.len() < 1000 {
+            let n = (512 - text.len()).min(1000 - written.len());
+            let next = expected(&greedy(text.clone(), n as u32), 5, 0, 256, n);
+            text.extend(next.iter().map(|token| token.0));
+            written.extend(next);
+            text.drain(keep..keep + (text.len() - keep) / 2);
+        }
+        assert_eq!(answer.tokens(0), written);
+    }
+    // What stays fills the context by itself; a prompt that is too long is refused.
+    let policy = |keep| ContextPolicy::Shift(ShiftPlan { keep, turns: vec![], plain: true });
+    let answer = bench.ask(Request { context_policy: policy(100), ..greedy(stem(1, 101), 600) });
+    assert_eq!(answer.finished(0).reason, FinishReason::Length);
+    let answer = bench.ask(Request { context_policy: policy(511), ..greedy(stem(1, 511), 600) });
+    assert_eq!((answer.finished(0).reason, answer.tokens(0).len()), (FinishReason::Context, 1));
+    let refused = bench.submit(Request { context_policy: policy(0), ..greedy(stem(1, 800), 5) });
+    assert!(matches!(refused.map(drop), Err(SubmitError::ContextLength { prompt_tokens: 800, .. })));
     bench.assert_balanced();
 }
 

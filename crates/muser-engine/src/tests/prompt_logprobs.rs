@@ -108,7 +108,7 @@ fn limits_and_faults() {
     let answer = bench.ask(asking(stem(1, 40), 1, 0));
     assert_eq!(answer.failure(), Some(&RequestError::NotFinite { position: 0 }));
     // A shift reads the rest again and has nothing more to tell.
-    let plan = ContextPolicy::Shift(ShiftPlan { keep: 2, turns: vec![2, 900, 1900] });
+    let plan = ContextPolicy::Shift(ShiftPlan { keep: 2, turns: vec![2, 900, 1900], plain: false });
     let answer = bench.ask(Request { context_policy: plan, ..asking(stem(1, 2000), 100, 0) });
     assert!(answer.events.iter().any(|event| matches!(event, Event::Shifted { .. })));
     assert_eq!(told(&answer), &one_by_one(&stem(1, 2000), 0));

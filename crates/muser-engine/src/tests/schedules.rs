@@ -47,7 +47,7 @@ fn random_request(rng: &mut Rng, context: usize, long_answers: bool) -> Request 
         sampling,
         seed: Some(rng.next()),
         n: if rng.one_in(5) { 1 + rng.below(4) as u32 } else { 1 },
-        priority: rng.below(3) as i8,
+        priority: rng.below(3) as i32,
         cache: !rng.one_in(8),
         ..Request::new(prompt, Vec::new())
     }

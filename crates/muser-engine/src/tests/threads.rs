@@ -60,8 +60,7 @@ fn many_threads_read_what_running_alone_gives() {
     let metrics = engine.metrics();
     assert_eq!((metrics.requests_accepted, metrics.finished_length), (12, 12));
     assert_eq!(metrics.generated_tokens, 12 * 200);
-    assert_eq!(metrics.time_to_first_token.count(), 12);
-    assert_eq!(metrics.inter_token.count(), 12 * 199);
+    assert!(metrics.step_time.count() >= 200, "a step for every token of the longest");
 }
 
 /// Counts its wakes and wakes the thread that waits for them.

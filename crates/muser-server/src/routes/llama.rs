@@ -41,7 +41,12 @@ const COMPLETION_OWN: &[Field] = &[
     Field::optional("grammar", Kind::Text, "Lark, or GBNF (told by `::=`)"),
     Field::optional("return_tokens", Kind::Bool, "token ids are given in any case when n_probs is above 0"),
     Field::ignored("timings_per_token", "timings come at the end"),
-    Field::ignored("n_keep", "a prompt that does not fit is a 400"),
+    Field::optional(
+        "n_keep",
+        Kind::Integer { min: -1, max: u32::MAX as i64 },
+        "with context_shift: tokens at the beginning that stay; -1: all of the prompt; default 0; the token that begins a \
+         text stays in any case. A prompt that does not fit is a 400",
+    ),
     Field::ignored("samplers", "the order of filters is fixed and documented"),
     Field::refused("image_data", "images are not supported by the loaded model"),
 ];
@@ -215,7 +220,7 @@ async fn run_template(app: &SharedApp, request: Request) -> Result<Response, Api
 pub async fn props(State(app): State<SharedApp>) -> Response {
     Dialect::OpenAi.answer(app.loaded().map(|loaded| {
         let facts = &loaded.facts;
-        let slots = loaded.backend.snapshot().slots.len();
+        let slots = loaded.backend.slots();
         Json(json!({
             "default_generation_settings": {
                 "n_ctx": facts.context_tokens,
@@ -292,6 +297,7 @@ fn work(body: Body<'_>) -> Result<Work, ApiError> {
     work.sampling = params::sampling(body)?;
     work.seed = params::seed(body);
     params::endings(body, &mut work)?;
+    work.keep = body.integer("n_keep").unwrap_or(0);
     // Negative: no limit.
     work.max_tokens = body.count("n_predict").or_else(|| body.count("max_tokens"));
     work.logprobs = body.count("n_probs").filter(|top| *top > 0).map(|top| top as u8);
@@ -359,7 +365,7 @@ impl Head {
             "generation_settings": {"seed": self.seed},
             "stop_type": kind,
             "stopping_word": word,
-            "truncated": false,
+            "truncated": outcome.shifted > 0,
             "has_new_line": false,
             "timings": outcome.timings(),
         })

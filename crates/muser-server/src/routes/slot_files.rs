@@ -48,7 +48,7 @@ pub async fn act(
 async fn run(app: &SharedApp, slot: &str, action: &str, request: Request) -> Result<Response, ApiError> {
     let loaded = app.loaded()?;
     app.packs()?;
-    let count = loaded.backend.snapshot().slots.len();
+    let count = loaded.backend.slots();
     let slot: usize =
         slot.parse().ok().filter(|slot| *slot < count).ok_or_else(|| {
             ApiError::field("id", format!("The slots are 0 to {}", count.saturating_sub(1)))
@@ -122,7 +122,7 @@ async fn restore(app: &SharedApp, slot: usize, name: String) -> Result<Response,
         return Err(ApiError::field("filename", "What was saved under this name belongs to another model"));
     }
     let usage = read_prompt(loaded, fitting(&ids, loaded.facts.context_tokens), true).await?;
-    loaded.slots.note(owner, Some(slot), loaded.backend.snapshot().slots.len(), ids);
+    loaded.slots.note(owner, Some(slot), loaded.backend.slots(), ids);
     Ok(Json(json!({
         "id_slot": slot,
         "filename": name,

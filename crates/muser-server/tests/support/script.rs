@@ -136,6 +136,10 @@ impl Backend for Scripted {
         Snapshot { slots, running: running as u64, kv_blocks_total: 4, ..Snapshot::default() }
     }
 
+    fn slots(&self) -> usize {
+        4
+    }
+
     fn cut_off(&self) {
         self.cut.send_replace(true);
     }

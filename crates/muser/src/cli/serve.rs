@@ -55,6 +55,13 @@ pub struct ServeArgs {
     /// Memory for keys and values in MiB; default: enough for all places, but at most 4 GiB
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..))]
     pub kv_mib: Option<u64>,
+    /// Host memory in MiB for keys and values that the device has no room for any more; worth it with --backend cuda
+    #[arg(long, value_name = "MIB", default_value_t = 0)]
+    pub kv_host_mib: u64,
+    /// When the context is full let the oldest turns of a chat go (of plain text the older half) and write on, instead of
+    /// ending the text; requests may say otherwise
+    #[arg(long)]
+    pub context_shift: bool,
     /// Keep prompts and answers in packs, so that they are not read again, also after a restart: a folder, or `off`; without
     /// a value the folder is `packs` in `MUSER_HOME`
     #[arg(long, value_name = "DIR|off", num_args = 0..=1, default_value = "off", default_missing_value = "default")]

@@ -219,6 +219,7 @@ fn config(args: &ServeArgs) -> anyhow::Result<ServerConfig> {
         allowed_hosts: args.allowed_host.clone(),
         cors_origins: args.cors_origin.clone(),
         strict_model_name: args.strict_model,
+        context_shift: args.context_shift,
         limits: Limits {
             body_bytes: usize::from(args.max_body_mib) << 20,
             bodies_bytes: (args.max_bodies_mib as usize) << 20,
@@ -302,6 +303,7 @@ fn load(
         parallel: usize::from(args.parallel),
         context: Some(context),
         kv_bytes: args.kv_mib.map(|mebibytes| mebibytes << 20),
+        host_bytes: usize::try_from(args.kv_host_mib << 20).unwrap_or(usize::MAX),
         max_waiting: args.queue as usize,
         draft_length: args.draft.draft_len,
         draft_sampling: args.draft.draft_sampling.into(),
