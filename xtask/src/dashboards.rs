@@ -123,6 +123,23 @@ const PANELS: &[Panel] = &[
             RateBy("vllm:spec_decode_num_accepted_tokens_per_pos", "position"),
         ],
     },
+    Panel { title: "A step of the device", unit: "s", asks: &[Times("muser:step_seconds")] },
+    Panel { title: "A round of drafts", unit: "s", asks: &[Times("muser:draft_round_seconds")] },
+    Panel { title: "KV cache in host memory", unit: "bytes", asks: &[Now("muser:kv_host_bytes")] },
+    Panel {
+        title: "Blocks from host memory, shifted contexts, a second",
+        unit: "short",
+        asks: &[
+            Rate("muser:kv_host_blocks_restored", "blocks brought back"),
+            Rate("muser:context_shifts", "contexts shifted"),
+        ],
+    },
+    Panel { title: "Restoring a prefix from packs", unit: "s", asks: &[Times("muser:pack_restore_seconds")] },
+    Panel {
+        title: "Copying blocks out for packs, between two steps",
+        unit: "s",
+        asks: &[Times("muser:pack_export_seconds")],
+    },
     Panel { title: "Connections", unit: "short", asks: &[Now("muser:connections")] },
 ];
 

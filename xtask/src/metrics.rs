@@ -55,7 +55,9 @@ fn parse(source: &str) -> Result<Vec<Metric>> {
             "gauge" => Kind::Gauge,
             "register" if value.starts_with("Family::") => Kind::Counter,
             "register" if value.starts_with("FloatGauge::") => Kind::Gauge,
-            "register" if value.starts_with("long()") || value.starts_with("short()") => Kind::Histogram,
+            "register" if ["long()", "short()", "Totals::"].iter().any(|of| value.starts_with(of)) => {
+                Kind::Histogram
+            }
             _ => anyhow::bail!("{name}: what kind of metric is registered by {function}?"),
         };
         found.push(Metric { name: name.to_owned(), help: help.to_owned(), kind });

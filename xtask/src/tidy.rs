@@ -2,6 +2,7 @@
 //! pages say of crates, variables and ids.
 
 mod edges;
+mod flags;
 mod ids;
 mod unused;
 mod variables;
@@ -40,7 +41,7 @@ pub(crate) fn check(root: &Path) -> Result<()> {
             faults.push(format!("{name}: does not open with a //! comment"));
         }
     }
-    for check in [edges::faults, ids::faults, unused::faults, variables::faults] {
+    for check in [edges::faults, flags::faults, ids::faults, unused::faults, variables::faults] {
         faults.extend(check(&files));
     }
     faults.extend(crate::dashboards::faults(root, &files)?);
