@@ -4,6 +4,7 @@
 mod edges;
 mod flags;
 mod ids;
+mod links;
 mod unused;
 mod variables;
 
@@ -21,7 +22,7 @@ const FORBIDDEN: &[&str] =
     &[concat!("/wo", "rk/"), concat!("../sha", "red"), concat!("/ro", "ot/"), concat!("todo", "!(")];
 
 pub(crate) fn check(root: &Path) -> Result<()> {
-    let (files, total) = tree::read(root)?;
+    let tree::Tree { files, names, bytes: total } = tree::read(root)?;
     let mut faults = Vec::new();
     for file in &files {
         let (name, text) = (&file.name, &file.text);
@@ -44,6 +45,7 @@ pub(crate) fn check(root: &Path) -> Result<()> {
     for check in [edges::faults, flags::faults, ids::faults, unused::faults, variables::faults] {
         faults.extend(check(&files));
     }
+    faults.extend(links::faults(root, &files, &names));
     faults.extend(crate::dashboards::faults(root, &files)?);
     if total > MAX_TREE_BYTES {
         faults.push(format!("the tracked tree has {total} bytes, at most {MAX_TREE_BYTES}"));

@@ -18,8 +18,17 @@ impl File {
     }
 }
 
-/// All tracked text files, and the bytes of everything that is tracked.
-pub(crate) fn read(root: &Path) -> Result<(Vec<File>, u64)> {
+/// What git tracks.
+pub(crate) struct Tree {
+    /// Those that are text.
+    pub(crate) files: Vec<File>,
+    /// Paths of all.
+    pub(crate) names: Vec<String>,
+    /// Size of all.
+    pub(crate) bytes: u64,
+}
+
+pub(crate) fn read(root: &Path) -> Result<Tree> {
     let out = Command::new("git")
         .args(["ls-files", "-z"])
         .current_dir(root)
@@ -29,16 +38,17 @@ pub(crate) fn read(root: &Path) -> Result<(Vec<File>, u64)> {
         bail!("git ls-files: {}", String::from_utf8_lossy(&out.stderr));
     }
     let mut files = Vec::new();
-    let mut total = 0;
+    let (mut names, mut total) = (Vec::new(), 0);
     for name in String::from_utf8_lossy(&out.stdout).split('\0').filter(|name| !name.is_empty()) {
         // A file that was removed and not yet committed is no fault of the tree.
         let Ok(bytes) = std::fs::read(root.join(name)) else { continue };
         total += bytes.len() as u64;
+        names.push(name.to_owned());
         if let Ok(text) = String::from_utf8(bytes) {
             files.push(File { name: name.to_owned(), text });
         }
     }
-    Ok((files, total))
+    Ok(Tree { files, names, bytes: total })
 }
 
 /// The words of a text: runs of letters, digits and underscores, and of `extra`.
