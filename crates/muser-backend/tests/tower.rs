@@ -154,7 +154,12 @@ fn logits(model: &Model, ids: &[u32], patch: u32, embeddings: &[f32]) -> Vec<f32
 
 #[test]
 fn everything_is_that_of_transformers() {
-    let Some(dir) = std::env::var_os("MUSER_VISION_GOLDEN").map(PathBuf::from) else { return };
+    let Some(dir) = std::env::var_os("MUSER_VISION_GOLDEN").map(PathBuf::from) else {
+        eprintln!(
+            "SKIPPED: a whole tower is compared where MUSER_VISION_GOLDEN names the folder of its golden rows"
+        );
+        return;
+    };
     let golden = Tensors::open(&dir.join("vision-tiny.safetensors"));
     let projector = Projector::load(dir.join("vision-tiny.mmproj.gguf")).unwrap();
     let model = Model::load(dir.join("vision-tiny.text.gguf")).unwrap();
