@@ -25,7 +25,6 @@ use crate::CudaError;
 use crate::driver::{Buffer, Context, Function, Graph};
 use crate::executor::Kernels;
 use crate::forward::{head_layout, layer_bytes};
-use crate::matrix::FEW_PASSES_ROWS;
 use context_rows::ContextRows;
 use extend::ExtendBuffers;
 use round::RoundBuffers;
@@ -36,9 +35,8 @@ use weights::DraftWeights;
 /// Revision of the draft's context arithmetic, the CPU backend's; blocks that hold a draft's planes also name the draft.
 pub(crate) const DRAFT_ROUTE: &str = "dflash-1";
 
-/// Most rows of a round, where a block has no more. The kernels of more rows rewrite the weights first, which for 64 rows takes
-/// longer than two rounds (5.3 and 2 * 1.9 ms with the full-size draft).
-const ROUND_ROWS: usize = FEW_PASSES_ROWS;
+/// Most rows of a round, where a block has no more: what more rows take, more rounds take as well.
+const ROUND_ROWS: usize = 32;
 
 /// Kernels besides those of the target.
 struct DraftKernels {

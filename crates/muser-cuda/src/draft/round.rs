@@ -12,7 +12,7 @@ use muser_model::DflashConfig;
 
 use super::round_data::{RoundShape, most_parts, most_sequences};
 use super::weights::{DraftLayerOnDevice, DraftWeights};
-use super::{Drafter, layer_halves, round_rows};
+use super::{Drafter, ROUND_ROWS, layer_halves, round_rows};
 use crate::CudaError;
 use crate::driver::{Buffer, Context, Launch, Stream};
 use crate::forward::{
@@ -23,7 +23,7 @@ use crate::kernels::{
     CombineArgs, DigitArgs, DraftEmbedArgs, DraftHeadArgs, DraftNormArgs, ExactArgs, LogitArgs, SiluArgs,
     Tuning,
 };
-use crate::matrix::{FEW_PASSES_ROWS, Product, ProductKernels};
+use crate::matrix::{Product, ProductKernels};
 use crate::weights::Weights;
 
 /// Working memory of a round's rows.
@@ -117,7 +117,7 @@ impl Drafter {
         let (shape, next) = self.data.fill(batch, first);
         let RoundShape { rows, proposals } = shape;
         self.data.upload(target.stream)?;
-        if rows > FEW_PASSES_ROWS || !target.graphs {
+        if rows > ROUND_ROWS || !target.graphs {
             self.layers(target, rows)?;
             return Ok(Round { rows, proposals, next, proposed: false });
         }

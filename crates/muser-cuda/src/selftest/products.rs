@@ -37,7 +37,7 @@ const TYPES: [GgmlType; 17] = [
     GgmlType::BF16,
 ];
 /// Numbers of tokens: each kernel variant, full and partly filled, and several passes.
-const TOKENS: [usize; 9] = [1, 2, 7, 8, 9, 16, 29, 33, 150];
+const TOKENS: [usize; 11] = [1, 2, 7, 8, 9, 16, 29, 33, 128, 129, 150];
 
 /// How much is checked.
 #[derive(Clone, Copy, Debug)]
@@ -52,9 +52,9 @@ impl Extent {
     /// Every kernel variant, full and partly filled, and several passes.
     pub(super) const FULL: Self = Self { tokens: &TOKENS, rows: 88, k: 1280 };
     /// Every kernel variant once.
-    pub(super) const BRIEF: Self = Self { tokens: &[1, 7, 12, 40], rows: 40, k: 768 };
+    pub(super) const BRIEF: Self = Self { tokens: &[1, 7, 12, 20, 129], rows: 40, k: 768 };
     /// Many rows, for weights rounded to 8 bits: two blocks of tokens, the second partly filled.
-    pub(super) const ROUNDED: Self = Self { tokens: &[40, 150], rows: 88, k: 768 };
+    pub(super) const ROUNDED: Self = Self { tokens: &[129, 150, 260], rows: 88, k: 768 };
 }
 
 /// Types of [`all_types`] that a product may have.
