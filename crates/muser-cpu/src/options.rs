@@ -33,6 +33,6 @@ pub struct CpuOptions {
 
 impl Default for CpuOptions {
     fn default() -> Self {
-        Self { threads: None, repack: Repack::Auto, isa: None, max_rows: 512, kv: KvType::F16 }
+        Self { threads: None, repack: Repack::Auto, isa: None, max_rows: 512, kv: KvType::Int16 }
     }
 }

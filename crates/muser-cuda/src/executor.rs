@@ -59,7 +59,7 @@ pub struct CudaOptions {
     pub kv: KvType,
 }
 
-/// How steps of more rows than a few (32) multiply.
+/// How steps of more rows than a few (128) multiply.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Prefill {
     /// With the bits of decoding: a row's results do not depend on the step that it is in.
@@ -89,7 +89,7 @@ impl Default for CudaOptions {
             graphs: true,
             attention: Attention::Fast,
             prefill: Prefill::Exact,
-            kv: KvType::F16,
+            kv: KvType::Int16,
         }
     }
 }

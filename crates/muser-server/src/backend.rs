@@ -114,4 +114,16 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Words about backend and device, for `/props` and the page.
     fn device(&self) -> String;
+
+    /// How K and V are stored, and the numeric route: equal routes give equal bits. For `/props`.
+    fn numerics(&self) -> Numerics;
+}
+
+/// What decides the bits of an answer besides the model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Numerics {
+    /// `16`, `8`; with the scalar reference `f32` or `f16`.
+    pub kv_type: &'static str,
+    /// Arithmetic, its revision and the KV type.
+    pub route: String,
 }

@@ -2,7 +2,7 @@
 
 use muser_engine::{EngineHandle, Request, RestoreFailure, Shutdown, SlotState, SubmitError};
 
-use crate::backend::{Backend, EventStream, Slot, Snapshot};
+use crate::backend::{Backend, EventStream, Numerics, Slot, Snapshot};
 
 /// A [`Backend`] over a running engine.
 #[derive(Debug)]
@@ -96,5 +96,10 @@ impl Backend for LiveEngine {
 
     fn device(&self) -> String {
         self.device.clone()
+    }
+
+    fn numerics(&self) -> Numerics {
+        let info = self.engine.info();
+        Numerics { kv_type: info.kv_type.name(), route: info.route.clone() }
     }
 }

@@ -233,7 +233,9 @@ async fn llama_server() {
             .await;
     assert!(applied.json()["prompt"].as_str().is_some_and(|prompt| prompt.contains("Hi")));
     assert_eq!(get(server.address, "/slots").await.json().as_array().map(Vec::len), Some(4));
-    assert_eq!(get(server.address, "/props").await.json()["total_slots"], 4);
+    let props = get(server.address, "/props").await.json();
+    assert_eq!(props["total_slots"], 4);
+    assert_eq!((&props["kv_type"], &props["numeric_route"]), (&"16".into(), &"script".into()));
     assert_eq!(post(server.address, "/infill", &json!({})).await.status, 501);
     server.stop().await;
 }

@@ -15,8 +15,7 @@ pub fn build(model: Model, args: &ModelArgs, console: &Console) -> anyhow::Resul
     let kv = kv_type(args)?;
     match args.backend {
         BackendChoice::Scalar => Ok(Box::new(ReferenceExecutor::new(model, kv)?)),
-        BackendChoice::Cuda => cuda(&model, false, args.prefill, kv),
-        BackendChoice::CudaExact => cuda(&model, true, args.prefill, kv),
+        BackendChoice::Cuda => cuda(&model, args.prefill, kv),
         BackendChoice::Auto => match card(&model, args, console) {
             Some(executor) => Ok(executor),
             None => cpu(model, args, kv),
@@ -50,10 +49,8 @@ pub fn kv_type(args: &ModelArgs) -> anyhow::Result<KvType> {
     let has: &[(KvChoice, KvType)] = match args.backend {
         BackendChoice::Scalar => &[(KvChoice::F32, KvType::F32), (KvChoice::F16, KvType::F16)],
         BackendChoice::Cpu | BackendChoice::Cuda | BackendChoice::Auto => {
-            &[(KvChoice::F16, KvType::F16), (KvChoice::Int16, KvType::Int16), (KvChoice::Int8, KvType::Int8)]
+            &[(KvChoice::Int16, KvType::Int16), (KvChoice::Int8, KvType::Int8)]
         }
-        // The CPU's order of float operations, which 16 and 8 do not need.
-        BackendChoice::CudaExact => &[(KvChoice::F16, KvType::F16)],
     };
     let Some(choice) = args.kv else { return Ok(has[0].1) };
     has.iter().find(|(name, _)| *name == choice).map(|(_, kv)| *kv).ok_or_else(|| {
@@ -91,7 +88,7 @@ fn try_card(model: &Model, args: &ModelArgs) -> Result<(Box<dyn Executor>, Strin
             found.free_bytes as f64 / 1e9
         ));
     }
-    match cuda(model, false, args.prefill, kv) {
+    match cuda(model, args.prefill, kv) {
         Ok(executor) => Ok((executor, found.name)),
         Err(error) => Err(format!("{} cannot be used: {error:#}", found.name)),
     }
@@ -117,21 +114,15 @@ fn needed_bytes(model: &Model, args: &ModelArgs, kv: KvType) -> u64 {
     weights + positions * position as u64 + ROOM_BYTES
 }
 
-/// An executor on the first NVIDIA card; `exact` gives the bits of the CPU backend.
+/// An executor on the first NVIDIA card.
 #[cfg(feature = "cuda")]
-pub fn cuda(
-    model: &Model,
-    exact: bool,
-    prefill: PrefillChoice,
-    kv: KvType,
-) -> anyhow::Result<Box<dyn Executor>> {
-    use muser_cuda::{Attention, CudaExecutor, CudaOptions, Prefill};
-    let attention = if exact { Attention::Exact } else { Attention::Fast };
+pub fn cuda(model: &Model, prefill: PrefillChoice, kv: KvType) -> anyhow::Result<Box<dyn Executor>> {
+    use muser_cuda::{CudaExecutor, CudaOptions, Prefill};
     let prefill = match prefill {
         PrefillChoice::Exact => Prefill::Exact,
         PrefillChoice::Fast => Prefill::Fast,
     };
-    match CudaExecutor::new(model, CudaOptions { attention, prefill, kv, ..CudaOptions::default() }) {
+    match CudaExecutor::new(model, CudaOptions { prefill, kv, ..CudaOptions::default() }) {
         Ok(executor) => Ok(Box::new(executor)),
         Err(error) => Err(anyhow::Error::new(error)).hint("`--backend cpu` runs on any machine"),
     }
@@ -139,12 +130,7 @@ pub fn cuda(
 
 /// This build has no CUDA backend.
 #[cfg(not(feature = "cuda"))]
-pub fn cuda(
-    _model: &Model,
-    _exact: bool,
-    _prefill: PrefillChoice,
-    _kv: KvType,
-) -> anyhow::Result<Box<dyn Executor>> {
+pub fn cuda(_model: &Model, _prefill: PrefillChoice, _kv: KvType) -> anyhow::Result<Box<dyn Executor>> {
     Err(usage_error("--backend cuda: this muser was built without the cuda feature"))
 }
 
@@ -173,18 +159,19 @@ mod tests {
         for (line, expected) in [
             (&["--kv", "16"][..], KvType::Int16),
             (&["--kv", "8"], KvType::Int8),
-            (&["--kv", "f16"], KvType::F16),
-            (&[], KvType::F16),
+            (&[], KvType::Int16),
             (&["--backend", "scalar"], KvType::F32),
             (&["--backend", "scalar", "--kv", "f16"], KvType::F16),
-            (&["--backend", "cuda"], KvType::F16),
+            (&["--backend", "cuda"], KvType::Int16),
+            (&["--backend", "cuda-exact"], KvType::Int16),
             (&["--backend", "cuda", "--kv", "8"], KvType::Int8),
         ] {
             assert_eq!(chosen(line), Ok(expected), "{line:?}");
         }
         for (line, parts) in [
             (&["--kv", "12"][..], &["'12'", "16, 8"][..]),
-            (&["--kv", "f32"], &["--kv f32", "--backend auto", "f16, 16, 8"]),
+            (&["--kv", "f32"], &["--kv f32", "--backend auto", "16, 8"]),
+            (&["--backend", "cpu", "--kv", "f16"], &["--kv f16", "--backend cpu", "16, 8"]),
             (&["--backend", "scalar", "--kv", "8"], &["--kv 8", "scalar", "f32, f16"]),
         ] {
             let error = chosen(line).expect_err("it is not there");
@@ -197,11 +184,11 @@ mod tests {
         let model = ModelSource::Bundled.load().expect("the bundled model");
         let args = |ctx| ModelArgs { ctx, ..ModelArgs::default() };
         let (short, usual) = (
-            needed_bytes(&model, &args(Some(16)), KvType::F16),
-            needed_bytes(&model, &args(None), KvType::F16),
+            needed_bytes(&model, &args(Some(16)), KvType::Int16),
+            needed_bytes(&model, &args(None), KvType::Int16),
         );
         assert!(short > 1 << 30 && usual > short, "{short} {usual}");
-        let whole = needed_bytes(&model, &args(Some(1 << 30)), KvType::F16);
+        let whole = needed_bytes(&model, &args(Some(1 << 30)), KvType::Int16);
         assert_eq!(usual, whole, "no more than the model's own context");
         assert!(needed_bytes(&model, &args(None), KvType::Int8) < usual, "half the digits, half the room");
     }

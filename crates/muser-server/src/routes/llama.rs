@@ -220,6 +220,7 @@ async fn run_template(app: &SharedApp, request: Request) -> Result<Response, Api
 pub async fn props(State(app): State<SharedApp>) -> Response {
     Dialect::OpenAi.answer(app.loaded().map(|loaded| {
         let facts = &loaded.facts;
+        let numerics = loaded.backend.numerics();
         let slots = loaded.backend.slots();
         Json(json!({
             "default_generation_settings": {
@@ -233,6 +234,8 @@ pub async fn props(State(app): State<SharedApp>) -> Response {
             "modalities": {"vision": false, "audio": false},
             "build_info": concat!("muser ", env!("CARGO_PKG_VERSION")),
             "device": loaded.backend.device(),
+            "kv_type": numerics.kv_type,
+            "numeric_route": numerics.route,
         }))
         .into_response()
     }))

@@ -8,7 +8,7 @@ use futures_util::stream;
 use muser_engine::{
     Event, FinishReason, Finished, Request, Started, SubmitError, Timings, Token, TopLogprobs, Usage,
 };
-use muser_server::backend::{Backend, EventStream, Slot, Snapshot};
+use muser_server::backend::{Backend, EventStream, Numerics, Slot, Snapshot};
 use muser_text::{Markers, Specials, Tokenizer};
 use tokio::sync::mpsc;
 use tokio::time::sleep;
@@ -150,6 +150,10 @@ impl Backend for Scripted {
 
     fn device(&self) -> String {
         "a script".into()
+    }
+
+    fn numerics(&self) -> Numerics {
+        Numerics { kv_type: "16", route: "script".to_owned() }
     }
 }
 

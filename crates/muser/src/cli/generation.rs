@@ -26,7 +26,7 @@ pub struct ModelArgs {
     /// How the CUDA backend computes prompts
     #[arg(long, value_name = "KIND", default_value = "exact")]
     pub prefill: PrefillChoice,
-    /// How keys and values are stored; default: f16, with the scalar backend f32
+    /// How keys and values are stored; default: 16, with the scalar backend f32
     #[arg(long, value_name = "TYPE")]
     pub kv: Option<KvChoice>,
 }
@@ -34,13 +34,13 @@ pub struct ModelArgs {
 /// How keys and values are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum KvChoice {
-    /// 16 bits a value in integers, with attention in exact integers (CPU backend)
+    /// 16 bits a value, in integers
     #[value(name = "16")]
     Int16,
-    /// 8 bits a value in integers: half the memory, a little less exact (CPU backend)
+    /// 8 bits a value, in integers: half the memory, a little less exact
     #[value(name = "8")]
     Int8,
-    /// 16 bits a value in floats
+    /// 16 bits a value in floats (scalar backend)
     F16,
     /// 32 bits a value in floats (scalar backend)
     F32,
@@ -64,10 +64,10 @@ pub enum BackendChoice {
     Auto,
     /// The fast CPU kernels
     Cpu,
-    /// An NVIDIA card (Ampere or newer; needs its driver and the NVRTC library)
+    /// An NVIDIA card (Ampere or newer; needs its driver and the NVRTC library), with the bits of `cpu`
+    // The old name, from when there was a faster `cuda` with other bits.
+    #[value(alias = "cuda-exact")]
     Cuda,
-    /// The same card with the CPU kernels' arithmetic: the same bits as `cpu`, slower prefill and long contexts
-    CudaExact,
     /// The scalar reference in f32: slow, for comparisons
     Scalar,
 }

@@ -230,13 +230,12 @@ fn executor(args: &BenchArgs, model: Model, console: &Console) -> Result<(Box<dy
         return Ok((card, 0));
     }
     match args.model.backend {
-        // In f16 unless f32 was asked for, as the fast backends.
+        // In 16 bits unless something else was asked for, as the fast backends.
         BackendChoice::Scalar => {
             let kv = if args.model.kv.is_some() { kv } else { KvType::F16 };
             Ok((Box::new(ReferenceExecutor::new(model, kv)?), 0))
         }
-        BackendChoice::Cuda => Ok((crate::executor::cuda(&model, false, args.model.prefill, kv)?, 0)),
-        BackendChoice::CudaExact => Ok((crate::executor::cuda(&model, true, args.model.prefill, kv)?, 0)),
+        BackendChoice::Cuda => Ok((crate::executor::cuda(&model, args.model.prefill, kv)?, 0)),
         BackendChoice::Cpu | BackendChoice::Auto => {
             let repack = match args.repack {
                 RepackChoice::Auto => Repack::Auto,

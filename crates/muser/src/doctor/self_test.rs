@@ -54,7 +54,7 @@ pub fn self_test(ty: GgmlType, threads: Option<usize>) -> anyhow::Result<TypeRes
     let geometry = Geometry { sliding: vec![true, false], ..Preset::Tiny.geometry() };
     let file = GgufFile::from_bytes(synth::tiny(&geometry, ty, 1)?)?;
     let model = Model::from_gguf(Arc::new(file))?;
-    let mut reference = ReferenceExecutor::new(model.clone(), KvType::F16)?;
+    let mut reference = ReferenceExecutor::new(model.clone(), KvType::F32)?;
     let expected = logits(&mut reference, &geometry)?;
     let is_float = matches!(ty, GgmlType::F32 | GgmlType::F16 | GgmlType::BF16);
     let bound = if is_float { BOUND_F32 } else { BOUND_8_BIT };
