@@ -4,31 +4,33 @@
 //! cuda_check probe
 //! cuda_check selftest
 //! cuda_check exact MODEL [SEEDS]        row invariance, import, random schedules (E1, E2, E3)
-//! cuda_check types                      models of every weight type with exact attention against the CPU backend
+//! cuda_check types                      models of every weight type against the CPU backend: logits and KV bytes
 //! cuda_check memory MODEL               asks for more memory than the card has; everything goes on afterwards
 //! cuda_check agree MODEL [POSITIONS]    logits against the scalar reference executor
 //! cuda_check synth FILE                 full-size synthetic Q4_K_M file
-//! cuda_check greedy MODEL [TOKENS]      greedy ids of ten prompts against the CPU backend, with either attention of f16
-//! cuda_check same MODEL [POSITIONS]     exact attention (with K and V in digits: the only one) against the CPU backend: logits
-//!                                       and KV bytes of random ids
+//! cuda_check greedy MODEL [TOKENS]      greedy ids of ten prompts against the CPU backend: ids, logits and KV bytes
+//! cuda_check same MODEL [POSITIONS]     random ids against the CPU backend: logits and KV bytes
 //! cuda_check speed MODEL NAME COMMIT DATE  decode and prefill against a plain read of device memory, as a receipt
 //! cuda_check quick MODEL [prefill]      a few of these figures in seconds, to compare variants
-//! cuda_check options MODEL              what each kind of attention costs, and what leaving the logits on the card saves
+//! cuda_check options MODEL              what 16 and 8 bits of K and V cost, and what leaving the logits on the card saves
 //! cuda_check step MODEL SEQS ROWS DEPTH two steps of SEQS sequences of ROWS rows, kernel by kernel, for a profiler
 //! ```
-//! `MUSER_CHECK_PREFILL=fast` does all this with fast prefill, `MUSER_CHECK_KV=16` or `8` with K and V in digits.
+//! `MUSER_CHECK_PREFILL=fast` does all this with fast prefill, `MUSER_CHECK_KV=8` with K and V in 8 bits
+//! (all but `options`, which has both).
 #![expect(clippy::print_stdout, reason = "the result is printed")]
 
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use muser_backend::arith::attention::StoredHead;
 use muser_backend::conformance::{Random, agreement, import_continues, row_invariance};
+use muser_backend::kv_layout::HeadLayout;
 use muser_backend::{
     ExecError, Executor, ExecutorInfo, KvCapacity, KvType, ReferenceExecutor, Row, RowInput, RowWants,
     StepBatch, StepOutput,
 };
 use muser_cpu::{CpuExecutor, CpuOptions};
-use muser_cuda::{Attention, CudaExecutor, CudaOptions, Prefill, device, selftest};
+use muser_cuda::{CudaExecutor, CudaOptions, Prefill, device, selftest};
 use muser_gguf::{GgmlType, GgufFile};
 use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
 use muser_model::synth::{self, Mix, Preset, SynthOptions};
@@ -75,7 +77,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         _ => {
             return Err(
-                "usage: probe | selftest | exact MODEL | agree MODEL | greedy MODEL | synth FILE | speed MODEL | step MODEL"
+                "usage: probe | selftest | exact MODEL | types | memory MODEL | agree MODEL | synth FILE | greedy MODEL | \
+                 same MODEL | speed MODEL NAME COMMIT DATE | quick MODEL | options MODEL | step MODEL SEQS ROWS DEPTH"
                     .into(),
             );
         }
@@ -98,9 +101,8 @@ fn cpu_defaults() -> CpuOptions {
 
 fn kv_type() -> KvType {
     match std::env::var("MUSER_CHECK_KV").as_deref() {
-        Ok("16") => KvType::Int16,
         Ok("8") => KvType::Int8,
-        _ => KvType::F16,
+        _ => KvType::Int16,
     }
 }
 
@@ -139,19 +141,11 @@ impl Executor for Shared {
     }
 }
 
-/// Random schedules; a differing bit panics with its place. With graphs and without, with either attention of f16.
+/// Random schedules; a differing bit panics with its place. With graphs and without.
 fn exact(model: &Model, seeds: usize) -> Outcome {
     let g = &model.geometry;
-    for (graphs, attention) in [
-        (true, Attention::Fast),
-        (false, Attention::Fast),
-        (true, Attention::Exact),
-        (false, Attention::Exact),
-    ] {
-        if attention == Attention::Exact && kv_type() != KvType::F16 {
-            continue;
-        }
-        let options = CudaOptions { max_rows: 512, graphs, attention, ..defaults() };
+    for graphs in [true, false] {
+        let options = CudaOptions { max_rows: 512, graphs, ..defaults() };
         let executor = CudaExecutor::new(model, options)?;
         let info = executor.info().clone();
         let shared = Arc::new(Mutex::new(executor));
@@ -303,17 +297,11 @@ fn options(model: &Model) -> Outcome {
     let g = &model.geometry;
     let deepest = if g.context > 100_000 { 131_072 - 64 } else { g.context - 64 };
     let mut tests = Vec::new();
-    let of = |attention, kv| CudaOptions { attention, kv, ..CudaOptions::default() };
     // In turn, and the first again at the end: what a pause or a clock does shows between its two.
-    for (name, options) in [
-        ("f16", of(Attention::Fast, KvType::F16)),
-        ("16-bit", of(Attention::Fast, KvType::Int16)),
-        ("8-bit", of(Attention::Fast, KvType::Int8)),
-        ("f16, CPU order,", of(Attention::Exact, KvType::F16)),
-        ("f16", of(Attention::Fast, KvType::F16)),
-    ] {
+    for kv in [KvType::Int16, KvType::Int8, KvType::Int16] {
+        let name = kv.name();
         let start = Instant::now();
-        let mut executor = CudaExecutor::new(model, options)?;
+        let mut executor = CudaExecutor::new(model, CudaOptions { kv, ..defaults() })?;
         let load_seconds = start.elapsed().as_secs_f64();
         for (depth, rows) in [(0, 1), (0, 16), (8192, 1), (8192, 16), (deepest, 1)] {
             if depth > deepest {
@@ -322,7 +310,7 @@ fn options(model: &Model) -> Outcome {
             let logits_ms = median(&decode_ms(&mut executor, g, depth, rows, LOGITS)?);
             let argmax_ms = median(&decode_ms(&mut executor, g, depth, rows, LARGEST)?);
             tests.push(json!({
-                "test": format!("decode, {name} attention, {rows} sequence(s) at depth {depth}"),
+                "test": format!("decode, KV type {name}, {rows} sequence(s) at depth {depth}"),
                 "median_ms": logits_ms, "median_ms_largest_alone": argmax_ms, "load_seconds": load_seconds,
             }));
         }
@@ -330,7 +318,7 @@ fn options(model: &Model) -> Outcome {
             if depth + 2048 <= deepest {
                 let ms = median(&prefill_ms(&mut executor, g, depth, 2048)?);
                 tests.push(json!({
-                    "test": format!("prefill of 2048 tokens, {name} attention, at depth {depth}"), "median_ms": ms,
+                    "test": format!("prefill of 2048 tokens, KV type {name}, at depth {depth}"), "median_ms": ms,
                 }));
             }
         }
@@ -364,23 +352,18 @@ fn greedy(model: &Model, tokens: usize) -> Outcome {
         .iter()
         .map(|prompt| continuation(&mut cpu, g, prompt, tokens))
         .collect::<Result<Vec<_>, ExecError>>()?;
-    let mut report = serde_json::Map::new();
-    for (name, attention) in [("fast", Attention::Fast), ("exact", Attention::Exact)] {
-        let options = CudaOptions { max_rows: 512, attention, ..defaults() };
-        let mut cuda = CudaExecutor::new(model, options)?;
-        let (mut equal_tokens, mut equal_bits) = (Vec::new(), 0);
-        for (prompt, expected) in prompts.iter().zip(&expected) {
-            let found = continuation(&mut cuda, g, prompt, tokens)?;
-            equal_tokens.push(found.ids.iter().zip(&expected.ids).take_while(|(a, b)| a == b).count());
-            equal_bits += usize::from(found.bits == expected.bits);
-        }
-        let whole = equal_tokens.iter().filter(|n| **n == tokens).count();
-        let result = json!({
-            "equal_to_the_end": whole, "equal_tokens": equal_tokens, "equal_logits_and_kv_bytes": equal_bits,
-        });
-        report.insert(name.to_owned(), result);
+    let mut cuda = CudaExecutor::new(model, CudaOptions { max_rows: 512, ..defaults() })?;
+    let (mut equal_tokens, mut equal_bits) = (Vec::new(), 0);
+    for (prompt, expected) in prompts.iter().zip(&expected) {
+        let found = continuation(&mut cuda, g, prompt, tokens)?;
+        equal_tokens.push(found.ids.iter().zip(&expected.ids).take_while(|(a, b)| a == b).count());
+        equal_bits += usize::from(found.bits == expected.bits);
     }
-    Ok(json!({ "prompts": topics.len(), "tokens": tokens, "attention": report }))
+    let whole = equal_tokens.iter().filter(|n| **n == tokens).count();
+    Ok(json!({
+        "prompts": topics.len(), "tokens": tokens, "equal_to_the_end": whole, "equal_tokens": equal_tokens,
+        "equal_logits_and_kv_bytes": equal_bits,
+    }))
 }
 
 /// A random model of each type that the CPU backend runs, with embedding table and output of that type: logits of prefill and
@@ -400,8 +383,7 @@ fn types() -> Outcome {
         let file = GgufFile::from_bytes(synth::tiny(&g, ty, 1)?)?;
         let model = Model::from_gguf(Arc::new(file))?;
         let mut cpu = CpuExecutor::new(model.clone(), cpu_defaults())?;
-        let options = CudaOptions { max_rows: 128, attention: Attention::Exact, ..defaults() };
-        let mut cuda = CudaExecutor::new(&model, options)?;
+        let mut cuda = CudaExecutor::new(&model, CudaOptions { max_rows: 128, ..defaults() })?;
         let ids: Vec<u32> = (0..40u32).map(|i| (i * 97 + 11) % g.vocab as u32).collect();
         let (a, b) = (continuation(&mut cpu, &g, &ids, 4)?, continuation(&mut cuda, &g, &ids, 4)?);
         if a.bits != b.bits {
@@ -415,7 +397,7 @@ fn types() -> Outcome {
 /// What the card says when its memory is spent, and that the executor works afterwards.
 fn memory(model: &Model) -> Outcome {
     let g = &model.geometry;
-    let mut executor = CudaExecutor::new(model, CudaOptions { max_rows: 512, ..CudaOptions::default() })?;
+    let mut executor = CudaExecutor::new(model, CudaOptions { max_rows: 512, ..defaults() })?;
     let ids: Vec<u32> = (0..20).collect();
     let before = continuation(&mut executor, g, &ids, 8)?;
     let blocks = (1usize << 38) / executor.info().full_block_bytes.max(1);
@@ -443,14 +425,13 @@ fn same(model: &Model, positions: usize) -> Outcome {
     let mut random = Random::new(21);
     let ids: Vec<u32> = (0..positions).map(|_| random.below(g.vocab) as u32).collect();
     let mut cpu = CpuExecutor::new(model.clone(), cpu_defaults())?;
-    let options = CudaOptions { max_rows: 512, attention: Attention::Exact, ..defaults() };
-    let mut cuda = CudaExecutor::new(model, options)?;
+    let mut cuda = CudaExecutor::new(model, CudaOptions { max_rows: 512, ..defaults() })?;
     let layers = [0, g.layers() / 2, g.layers() - 1];
     let mut results: Vec<(StepOutput, blake3::Hash)> = Vec::new();
     for executor in [&mut cpu as &mut dyn Executor, &mut cuda] {
         executor.set_feature_layers(&layers)?;
         let out = logits(executor, g, &ids)?;
-        let kv = kv_hash(executor, g, positions)?;
+        let kv = kv_hash(executor, positions)?;
         results.push((out, kv));
     }
     let differing = |pick: fn(&StepOutput) -> &Vec<f32>| {
@@ -465,34 +446,16 @@ fn same(model: &Model, positions: usize) -> Outcome {
     }))
 }
 
-/// Hash of all K and V of positions `0..positions`, in one order for both backends.
-fn kv_hash(executor: &dyn Executor, g: &Geometry, positions: usize) -> Result<blake3::Hash, ExecError> {
+/// Hash of all K and V of positions `0..positions`: one layout for both backends; rows that nobody wrote are cleared.
+fn kv_hash(executor: &dyn Executor, positions: usize) -> Result<blake3::Hash, ExecError> {
     let mut hasher = blake3::Hasher::new();
-    let head = BLOCK_LEN * g.head_dim;
     for group in [KvGroup::Full, KvGroup::Sliding] {
         let mut bytes = vec![0u8; executor.info().block_bytes(group)];
         for block in 0..positions.div_ceil(BLOCK_LEN) as u32 {
             executor.export_block(group, BlockId(block), &mut bytes)?;
-            if executor.info().kv_type.digits().is_some() {
-                // One layout for all backends; rows that nobody wrote are cleared.
-                let rows = (positions - block as usize * BLOCK_LEN).min(BLOCK_LEN);
-                executor.clear_rows(group, rows, &mut bytes);
-                hasher.update(&bytes);
-                continue;
-            }
-            if executor.info().backend == "cpu" {
-                hasher.update(&bytes);
-                continue;
-            }
-            // The card has K as [256][128] and V as [128][256], the CPU the other way round.
-            for (part, values) in bytes.chunks_exact(head * 2).enumerate() {
-                let is_v = part / g.kv_heads % 2 == 1;
-                let (rows, columns) = if is_v { (g.head_dim, BLOCK_LEN) } else { (BLOCK_LEN, g.head_dim) };
-                let transposed = (0..columns).flat_map(|c| {
-                    (0..rows).flat_map(move |r| [(r * columns + c) * 2, (r * columns + c) * 2 + 1])
-                });
-                hasher.update(&transposed.map(|at| values[at]).collect::<Vec<u8>>());
-            }
+            let rows = (positions - block as usize * BLOCK_LEN).min(BLOCK_LEN);
+            executor.clear_rows(group, rows, &mut bytes);
+            hasher.update(&bytes);
         }
     }
     Ok(hasher.finalize())
@@ -528,7 +491,7 @@ fn continuation(
             (0..g.vocab).fold(0, |best, i| if out.logits[i] > out.logits[best] { i } else { best }) as u32
         );
     }
-    hasher.update(kv_hash(executor, g, done)?.as_bytes());
+    hasher.update(kv_hash(executor, done)?.as_bytes());
     Ok(Continuation { ids: ids.split_off(prompt.len()), bits: hasher.finalize() })
 }
 
@@ -551,7 +514,7 @@ fn step(model: &Model, sequences: usize, rows: usize, depth: usize) -> Outcome {
     Ok(json!({ "ms": ms }))
 }
 
-/// Blocks for `sequences` sequences of `len` positions, filled with random finite numbers: real caches are not zeros.
+/// Blocks for `sequences` sequences of `len` positions, filled with random keys and values: real caches are not zeros.
 fn fill(
     executor: &mut CudaExecutor,
     g: &Geometry,
@@ -561,21 +524,41 @@ fn fill(
     let blocks = len.div_ceil(BLOCK_LEN);
     let (full, sliding) = ((blocks * sequences) as u32, (ring_len(executor, g) * sequences) as u32);
     executor.allocate_kv(KvCapacity { full, sliding })?;
-    let mut random = Random::new(5);
+    let digits = executor.info().kv_type.digits().expect("cards store digits");
+    let head = random_head(HeadLayout { dim: g.head_dim, digits }, &mut Random::new(5));
     for group in [KvGroup::Full, KvGroup::Sliding] {
-        let bytes = executor.info().block_bytes(group);
-        let halves = (0..bytes / 2).map(|_| {
-            let r = random.next_u64();
-            // sign, exponent 12 to 15, mantissa: magnitudes from 1/8 to 2
-            ((r & 0x83FF) | (12 + (r >> 20) % 4) << 10) as u16
-        });
-        let block: Vec<u8> = halves.flat_map(u16::to_le_bytes).collect();
+        let block = head.repeat(executor.info().block_bytes(group) / head.len());
         let count = if group == KvGroup::Full { full } else { sliding };
         for b in 0..count {
             executor.import_block(group, BlockId(b), &block)?;
         }
     }
     Ok((0..sequences).map(|s| (s * blocks..(s + 1) * blocks).map(|b| BlockId(b as u32)).collect()).collect())
+}
+
+/// One KV head of a block: keys with a root mean square of about 1, as norms leave them, and values up to 1.
+fn random_head(layout: HeadLayout, random: &mut Random) -> Vec<u8> {
+    let mut uniform = |size: f32| -> Vec<f32> {
+        (0..layout.dim).map(|_| size * (random.below(2001) as f32 / 1000.0 - 1.0)).collect()
+    };
+    let mut head = vec![0u8; layout.bytes()];
+    for row in 0..BLOCK_LEN {
+        // The Hadamard matrix would make random keys of random keys.
+        let k = StoredHead::of(&uniform(3f32.sqrt()), layout.digits);
+        let v = StoredHead::of(&uniform(1.0), layout.digits);
+        for (plane, (k, v)) in
+            [(&k.hi, &v.hi), (&k.lo, &v.lo)].into_iter().take(layout.digits.count()).enumerate()
+        {
+            for d in 0..layout.dim {
+                head[layout.k(plane) + layout.k_at(row, d)] = k[d] as u8;
+                head[layout.v(plane) + layout.v_at(row, d)] = v[d] as u8;
+            }
+        }
+        for (at, d) in [(layout.k_scales(), k.d), (layout.v_scales(), v.d)] {
+            head[at + 4 * row..][..4].copy_from_slice(&d.to_le_bytes());
+        }
+    }
+    head
 }
 
 /// Sliding blocks of a sequence: the window and the largest step, each begun and ended inside a block.

@@ -6,20 +6,19 @@
 //! cuda_draft sampled MODEL [TOKENS]                  sampled text from the card's candidates against text from all logits
 //! cuda_draft speed MODEL DRAFT NAME COMMIT DATE      what drafts and sampling cost on a large model, as a receipt
 //! ```
-//! `MUSER_CHECK_KV=16` or `8` does all this with K and V in digits.
+//! `MUSER_CHECK_KV=8` does all this with K and V in 8 bits.
 #![expect(clippy::print_stdout, reason = "the result is printed")]
 
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use muser_backend::conformance::{Random, draft_invariance, draft_logits, skipped_context_is_blank};
-use muser_backend::kv_layout::HeadLayout;
 use muser_backend::{
     DraftBatch, ExecError, Executor, ExecutorInfo, KvCapacity, KvType, Row, RowInput, RowWants, StepBatch,
     StepOutput,
 };
 use muser_cpu::{CpuExecutor, CpuOptions};
-use muser_cuda::{Attention, CudaExecutor, CudaOptions};
+use muser_cuda::{CudaExecutor, CudaOptions};
 use muser_engine::{
     DraftLength, DraftSampling, Engine, EngineConfig, EngineHandle, Event, Request, SamplingParams,
     Submission,
@@ -129,23 +128,16 @@ fn card(model: &Model, draft: Option<&Draft>, options: CudaOptions) -> Result<Bo
     Ok(Box::new(executor))
 }
 
-/// K and V in digits with `MUSER_CHECK_KV=16` or `8`.
+/// K and V in 8 bits with `MUSER_CHECK_KV=8`.
 fn kv_type() -> KvType {
     match std::env::var("MUSER_CHECK_KV").as_deref() {
-        Ok("16") => KvType::Int16,
         Ok("8") => KvType::Int8,
-        _ => KvType::F16,
+        _ => KvType::Int16,
     }
 }
 
-fn exact_options(graphs: bool) -> CudaOptions {
-    CudaOptions {
-        max_rows: 512,
-        attention: Attention::Exact,
-        graphs,
-        kv: kv_type(),
-        ..CudaOptions::default()
-    }
+fn options(graphs: bool) -> CudaOptions {
+    CudaOptions { max_rows: 512, graphs, kv: kv_type(), ..CudaOptions::default() }
 }
 
 fn same(model: &Model, draft: &Draft) -> Outcome {
@@ -178,7 +170,7 @@ fn same(model: &Model, draft: &Draft) -> Outcome {
         cpu.attach_draft(draft.clone())?;
         let mut equal = 0usize;
         for graphs in [true, false] {
-            let mut cuda = card(model, Some(draft), exact_options(graphs))?;
+            let mut cuda = card(model, Some(draft), options(graphs))?;
             for (len, proposals) in [(1, 1), (2, 7), (40, 3), (257, draft.config.max_draft()), (700, 5)] {
                 let ids: Vec<u32> = (0..len).map(|i| ((i * 41 + 11) % 4000) as u32).collect();
                 let proposals = proposals.min(draft.config.max_draft());
@@ -186,7 +178,7 @@ fn same(model: &Model, draft: &Draft) -> Outcome {
                 let found = draft_logits(cuda.as_mut(), &ids, proposals);
                 let differing =
                     expected.iter().zip(&found).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
-                let (a, b) = (planes(&cpu, g, draft, len)?, planes(cuda.as_ref(), g, draft, len)?);
+                let (a, b) = (planes(&cpu, g, len)?, planes(cuda.as_ref(), g, len)?);
                 if differing > 0 || a != b {
                     return Err(format!(
                         "{name}, {len} ids, {proposals} proposals: {differing} logits differ, K and V equal: {}",
@@ -199,11 +191,9 @@ fn same(model: &Model, draft: &Draft) -> Outcome {
         }
         report.insert(name.clone(), json!({ "logits_equal": equal, "context_kv_equal": true }));
     }
-    for (attention, graphs) in [(Attention::Fast, true), (Attention::Exact, true), (Attention::Fast, false)] {
-        let options =
-            CudaOptions { max_rows: 512, attention, graphs, kv: kv_type(), ..CudaOptions::default() };
+    for graphs in [true, false] {
         for (_, draft) in &drafts[..2] {
-            let shared = Shared::new(card(model, Some(draft), options)?);
+            let shared = Shared::new(card(model, Some(draft), options(graphs))?);
             for seed in 0..2 {
                 draft_invariance(|| Box::new(shared.clone()), g, seed, 4, 700);
             }
@@ -216,40 +206,15 @@ fn same(model: &Model, draft: &Draft) -> Outcome {
     Ok(Value::Object(report))
 }
 
-/// The draft's K and V of positions `0 .. len - 1`, in one order for both backends.
-fn planes(executor: &dyn Executor, g: &Geometry, draft: &Draft, len: usize) -> Result<Vec<u8>, ExecError> {
-    let c = &draft.config;
+/// The draft's K and V of positions `0 .. len - 1`: one layout for both backends; rows behind the last one are cleared.
+fn planes(executor: &dyn Executor, g: &Geometry, len: usize) -> Result<Vec<u8>, ExecError> {
     let layers = g.sliding.iter().filter(|sliding| **sliding).count();
-    if let Some(digits) = executor.info().kv_type.digits() {
-        // One layout for all backends; the rows behind the last one that was written are cleared.
-        let head = HeadLayout { dim: c.head_dim, digits }.bytes();
-        let (mut bytes, mut all) = (vec![0u8; executor.info().sliding_block_bytes], Vec::new());
-        for block in 0..(len - 1).div_ceil(BLOCK_LEN) {
-            executor.export_block(KvGroup::Sliding, BlockId(block as u32), &mut bytes)?;
-            executor.clear_rows(KvGroup::Sliding, (len - 1 - block * BLOCK_LEN).min(BLOCK_LEN), &mut bytes);
-            all.extend_from_slice(&bytes[layers * g.kv_heads * head..]);
-        }
-        return Ok(all);
-    }
-    let target_bytes = layers * 2 * g.kv_width() * BLOCK_LEN * 2;
-    let head = BLOCK_LEN * c.head_dim;
-    let mut bytes = vec![0u8; executor.info().sliding_block_bytes];
-    let mut all = Vec::new();
-    for position in 0..len - 1 {
-        if position % BLOCK_LEN == 0 {
-            let block = BlockId((position / BLOCK_LEN) as u32);
-            executor.export_block(KvGroup::Sliding, block, &mut bytes)?;
-        }
-        for (part, values) in bytes[target_bytes..].chunks_exact(head * 2).enumerate() {
-            let is_v = part / c.kv_heads % 2 == 1;
-            // The card has K as [256][128] and V as [128][256], the CPU the other way round.
-            let by_position = is_v == (executor.info().backend == "cpu");
-            for d in 0..c.head_dim {
-                let p = position % BLOCK_LEN;
-                let at = if by_position { p * c.head_dim + d } else { d * BLOCK_LEN + p };
-                all.extend_from_slice(&values[at * 2..][..2]);
-            }
-        }
+    let target_bytes = layers * g.kv_heads * kv_type().head_bytes(g.head_dim) * BLOCK_LEN;
+    let (mut bytes, mut all) = (vec![0u8; executor.info().sliding_block_bytes], Vec::new());
+    for block in 0..(len - 1).div_ceil(BLOCK_LEN) {
+        executor.export_block(KvGroup::Sliding, BlockId(block as u32), &mut bytes)?;
+        executor.clear_rows(KvGroup::Sliding, (len - 1 - block * BLOCK_LEN).min(BLOCK_LEN), &mut bytes);
+        all.extend_from_slice(&bytes[target_bytes..]);
     }
     Ok(all)
 }
@@ -367,38 +332,35 @@ fn texts(model: &Model, draft: &Draft, tokens: usize) -> Outcome {
     let prompts = prompts(model)?;
     let greedy = |hash| Ask { sampling: SamplingParams::greedy(), seed: 1, hash, tokens };
     let mut report = serde_json::Map::new();
-    for (name, attention) in [("cuda", Attention::Fast), ("cuda-exact", Attention::Exact)] {
-        let options = CudaOptions { max_rows: 512, attention, kv: kv_type(), ..CudaOptions::default() };
-        let plain = Shared::new(card(model, None, options)?);
-        let none = (DraftLength::Fixed(0), DraftSampling::Exact);
-        let expected = write(plain, g, &prompts, 1, none, &greedy(true))?;
-        let shared = Shared::new(card(model, Some(draft), options)?);
-        let mut lines = Vec::new();
-        let lengths = (1..=draft.config.max_draft()).map(DraftLength::Fixed).chain([DraftLength::Auto]);
-        for length in lengths {
-            for parallel in [1, 3, 8] {
-                for hash in [true, false] {
-                    let how = (length, DraftSampling::Exact);
-                    let found = write(shared.clone(), g, &prompts, parallel, how, &greedy(hash))?;
-                    let bare = |tokens: &[Vec<(u32, Option<u64>)>]| -> Vec<Vec<u32>> {
-                        tokens.iter().map(|text| text.iter().map(|t| t.0).collect()).collect()
-                    };
-                    let equal = bare(&found.tokens) == bare(&expected.tokens);
-                    if !equal || (hash && found.tokens != expected.tokens) {
-                        let what = format!("{name}, {length:?}, {parallel} together, hashes {hash}");
-                        return Err(format!("{what}: the drafted text differs").into());
-                    }
-                    lines.push(json!({
-                        "length": format!("{length:?}"), "together": parallel, "hashes": hash, "texts_equal": prompts.len(),
-                        "tokens_per_pass": (found.per_pass() * 1000.0).round() / 1000.0,
-                        "tok_s": (found.decoded as f64 / found.seconds).round(),
-                    }));
+    let plain = Shared::new(card(model, None, options(true))?);
+    let none = (DraftLength::Fixed(0), DraftSampling::Exact);
+    let expected = write(plain, g, &prompts, 1, none, &greedy(true))?;
+    let shared = Shared::new(card(model, Some(draft), options(true))?);
+    let mut lines = Vec::new();
+    let lengths = (1..=draft.config.max_draft()).map(DraftLength::Fixed).chain([DraftLength::Auto]);
+    for length in lengths {
+        for parallel in [1, 3, 8] {
+            for hash in [true, false] {
+                let how = (length, DraftSampling::Exact);
+                let found = write(shared.clone(), g, &prompts, parallel, how, &greedy(hash))?;
+                let bare = |tokens: &[Vec<(u32, Option<u64>)>]| -> Vec<Vec<u32>> {
+                    tokens.iter().map(|text| text.iter().map(|t| t.0).collect()).collect()
+                };
+                let equal = bare(&found.tokens) == bare(&expected.tokens);
+                if !equal || (hash && found.tokens != expected.tokens) {
+                    let what = format!("{length:?}, {parallel} together, hashes {hash}");
+                    return Err(format!("{what}: the drafted text differs").into());
                 }
+                lines.push(json!({
+                    "length": format!("{length:?}"), "together": parallel, "hashes": hash, "texts_equal": prompts.len(),
+                    "tokens_per_pass": (found.per_pass() * 1000.0).round() / 1000.0,
+                    "tok_s": (found.decoded as f64 / found.seconds).round(),
+                }));
             }
         }
-        let plain_rate = expected.decoded as f64 / expected.seconds;
-        report.insert(name.to_owned(), json!({ "plain_tok_s": plain_rate.round(), "drafted": lines }));
     }
+    let plain_rate = expected.decoded as f64 / expected.seconds;
+    report.insert("cuda".to_owned(), json!({ "plain_tok_s": plain_rate.round(), "drafted": lines }));
     let mut cpu = CpuExecutor::new(model.clone(), CpuOptions { kv: kv_type(), ..CpuOptions::default() })?;
     cpu.attach_draft(draft.clone())?;
     let cpu = Shared::new(Box::new(cpu));
@@ -413,11 +375,7 @@ fn texts(model: &Model, draft: &Draft, tokens: usize) -> Outcome {
 fn sampled(model: &Model, tokens: usize) -> Outcome {
     let g = &model.geometry;
     let prompts = prompts(model)?;
-    let shared = Shared::new(card(
-        model,
-        None,
-        CudaOptions { max_rows: 512, kv: kv_type(), ..CudaOptions::default() },
-    )?);
+    let shared = Shared::new(card(model, None, options(true))?);
     let host = Shared { candidates: false, ..shared.clone() };
     let none = (DraftLength::Fixed(0), DraftSampling::Exact);
     let default = SamplingParams::default;

@@ -11,8 +11,6 @@ struct Tile {
   u32 parts;             // partial results per KV head
 };
 
-constexpr u32 NO_TILE = ~0u;  // in place of a tile's number
-
 DEVICE Tile load_tile(const Tile* t) {
   const u32* w = (const u32*)t;
   return {__ldcg(w), __ldcg(w + 1), __ldcg(w + 2), __ldcg(w + 3), __ldcg(w + 4), __ldcg(w + 5), __ldcg(w + 6), __ldcg(w + 7)};
@@ -26,11 +24,4 @@ DEVICE u32 find_tile(const Tile* tiles, u32 count, u32 part, int lane) {
     index += __popc(__ballot_sync(~0u, before));
   }
   return index - 1;
-}
-
-#define NEG_INF __int_as_float(0xFF800000)
-
-DEVICE void unpack8(float (&f)[8], uint4 v) {
-  f[0] = low_half(v.x); f[1] = high_half(v.x); f[2] = low_half(v.y); f[3] = high_half(v.y);
-  f[4] = low_half(v.z); f[5] = high_half(v.z); f[6] = low_half(v.w); f[7] = high_half(v.w);
 }

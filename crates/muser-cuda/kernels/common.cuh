@@ -168,20 +168,8 @@ DEVICE u16 float_to_half(float f) {
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
   return h;
 }
-DEVICE u32 pack_half2(float lo, float hi) {
-  u32 r;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
-  return r;
-}
 DEVICE float low_half(u32 v) { return half_to_float((u16)v); }
 DEVICE float high_half(u32 v) { return half_to_float((u16)(v >> 16)); }
-// K and V are stored clamped to the finite range: a masked position then contributes an exact zero.
-DEVICE float clamp_half(float v) { return fminf(fmaxf(v, -65504.f), 65504.f); }
-DEVICE float exp2_approx(float x) {
-  float r;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-  return r;
-}
 
 // --- the functions of `muser_backend::arith`, operation by operation
 DEVICE float inverse_rms(float square_sum, u32 len, float eps) {
@@ -252,11 +240,6 @@ DEVICE void mma16_s8s8(int (&c)[4], u32 a0, u32 a1, u32 b0) {
   asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%7,%7,%7};"
       : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
       : "r"(a0), "r"(a1), "r"(b0), "r"(0));
-}
-DEVICE void mma16_f16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 DEVICE int ubyte(u32 v, int i) { return (int)__byte_perm(v, 0, 0x4440 + i); }
 DEVICE int sbyte(u32 v, int i) {

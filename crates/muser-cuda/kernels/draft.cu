@@ -1,5 +1,5 @@
 // The steps between the products of a DFlash draft: tap of the target's residual stream, raw embedding lookup, residual and
-// norm, head norms with rotation in halves and K and V. Its attention is that of attention_exact.cu.
+// norm, head norms with rotation in halves and K and V. Its attention is `digits_split` of attention_digits.cu.
 //
 // Operation by operation what the CPU backend does (`muser-cpu`, executor/draft), so that proposals have the same bits.
 #include "blocks.cuh"
@@ -107,18 +107,17 @@ struct DraftHeadArgs {
   const float2* angles;  // [position][64] cos, sin
   const u32* positions;  // per row
   const u32* slots;      // per row: block id * 256 + position in the block
-  float* q;              // [n][heads][128]; in digits [n][heads][hi 128, lo 128] bytes
-  u16* kv;               // first block, at the first layer's place
-  u64 block_halves;      // f16 values (or pairs of bytes) from one block to the next
-  u64 layer_halves;      // and from one layer to the next
+  u8* q;                 // [n][heads][hi 128, lo 128]
+  float* f;              // [n][heads] factor of each query's scores
+  u8* kv;                // first block, at the first layer's place
+  u64 block_bytes;       // from one block to the next
+  u64 layer_bytes;       // and from one layer to the next
   u32 segments, n, width, heads, kv_heads, layers, k_at, v_at;
-  float eps;
-  float factor;          // in digits: what a query's scale is multiplied with
-  float* f;              // [n][heads] in digits: factor of each query's scores
+  float eps, factor;     // factor: what a query's scale is multiplied with
 };
 
-// q = rope(rms(q) * w) in f32; K and V of each row and layer go to their block, laid out as in rows.cu. Rotation is on pairs
-// (t, t + 64). One warp per head; grid ((heads + 2 layers kv_heads) / 4, rows).
+// q = digits of rope(rms(q) * w); K and V of each row and layer go to their block, laid out as in rows.cu. Rotation is on
+// pairs (t, t + 64). One warp per head; grid ((heads + 2 layers kv_heads) / 4, rows).
 template <int D> DEVICE void draft_rope(const DraftHeadArgs& p) {
   pdl_launch();
   const int index = blockIdx.x * 4 + (threadIdx.x >> 5), lane = threadIdx.x & 31, row = blockIdx.y;
@@ -140,17 +139,9 @@ template <int D> DEVICE void draft_rope(const DraftHeadArgs& p) {
     const float4 f = sum4(p.part + (u64)row * p.width + at + lane * 4, (u64)p.n * p.width, p.segments);
     x[0] = f.x; x[1] = f.y; x[2] = f.z; x[3] = f.w;
   }
-  u16* block = p.kv + (u64)(slot >> 8) * p.block_halves + layer * p.layer_halves;
-  if constexpr (D > 0) {
-    if (is_v) {
-      store_value<D>(x, (u8*)block + head * head_bytes<D>(), inside, lane);
-      return;
-    }
-  }
+  u8* to = p.kv + (u64)(slot >> 8) * p.block_bytes + layer * p.layer_bytes + head * head_bytes<D>();
   if (is_v) {
-    u16* v = block + ((u64)KV * 256 + head * 256) * 128 + inside;
-#pragma unroll
-    for (int i = 0; i < 4; i++) v[(lane * 4 + i) * 256] = float_to_half(clamp_half(x[i]));
+    store_value<D>(x, to, inside, lane);
     return;
   }
   if (p.part) {
@@ -164,19 +155,9 @@ template <int D> DEVICE void draft_rope(const DraftHeadArgs& p) {
                        : __fadd_rn(__fmul_rn(other, sn[i]), __fmul_rn(x[i], c[i]));
     }
   }
-  if constexpr (D > 0) {
-    const u64 query = (u64)row * H + head;
-    if (is_q) store_query(x, (u8*)p.q + query * 256, p.f + query, p.factor, lane);
-    else store_key<D>(x, (u8*)block + head * head_bytes<D>(), inside, lane);
-  } else if (is_q) {
-    *(float4*)(p.q + ((u64)row * H + head) * 128 + lane * 4) = make_float4(x[0], x[1], x[2], x[3]);
-  } else {
-    uint2 o;
-    o.x = pack_half2(clamp_half(x[0]), clamp_half(x[1]));
-    o.y = pack_half2(clamp_half(x[2]), clamp_half(x[3]));
-    *(uint2*)(block + ((u64)head * 256 + inside) * 128 + lane * 4) = o;
-  }
+  const u64 query = (u64)row * H + head;
+  if (is_q) store_query(x, p.q + query * 256, p.f + query, p.factor, lane);
+  else store_key<D>(x, to, inside, lane);
 }
-extern "C" __global__ void __launch_bounds__(128) draft_heads(const __grid_constant__ DraftHeadArgs p) { draft_rope<0>(p); }
 extern "C" __global__ void __launch_bounds__(128) draft_heads_1(const __grid_constant__ DraftHeadArgs p) { draft_rope<1>(p); }
 extern "C" __global__ void __launch_bounds__(128) draft_heads_2(const __grid_constant__ DraftHeadArgs p) { draft_rope<2>(p); }

@@ -211,18 +211,15 @@ struct RopeArgs {
   const float2* angles;  // [position][64] cos, sin; null on layers without rope
   const u32* positions;  // per row
   const u32* slots;      // per row: block id * 256 + position in the block
-  u16* q;                // [n][heads][128], scaled; in digits [n][heads][hi 128, lo 128]
-  float* q_exact;        // in place of q for positions below exact_below: f32, not scaled, for attention in the CPU's order
-  u16* kv;               // first block of the group, at this layer's place
-  u64 block_halves;      // f16 values (or pairs of bytes) from one block to the next
+  u8* q;                 // [n][heads][hi 128, lo 128]
+  float* f;              // [n][heads] factor of each query's scores
+  u8* kv;                // first block of the group, at this layer's place
+  u64 block_bytes;       // from one block to the next
   u32 segments, n, heads, kv_heads, width, k_at, v_at;
-  float eps, q_scale;    // q_scale: in digits, what a query's scale is multiplied with
-  u32 exact_below;
-  float* f;              // [n][heads] in digits: factor of each query's scores
+  float eps, factor;     // factor: what a query's scale is multiplied with
 };
 
-// q = f16(rope(rms(q) * w) * q_scale); K and V of each row go to their block (D digits; 0: f16):
-//   K [kv_head][256 positions][128], V [kv_head][128][256 positions] (transposed: attention reads runs of positions).
+// q = digits of rope(rms(q) * w); K and V of each row go to their block in D digits (attention_digits.cuh).
 // One warp per head; grid (heads + 2 kv_heads, rows) in warps of 4.
 template <int D> DEVICE void rope(const RopeArgs& p) {
   pdl_launch();
@@ -241,15 +238,9 @@ template <int D> DEVICE void rope(const RopeArgs& p) {
   const u64 step = (u64)p.n * p.width;
   const float4 f = sum4(src, step, p.segments);
   float x[4] = {f.x, f.y, f.z, f.w};
-  u16* block = p.kv + (u64)(slot >> 8) * p.block_halves;
+  u8* block = p.kv + (u64)(slot >> 8) * p.block_bytes;
   if (is_v) {
-    if constexpr (D > 0) {
-      store_value<D>(x, (u8*)block + (head - H - KV) * head_bytes<D>(), inside, lane);
-    } else {
-      u16* v = block + ((u64)KV * 256 + (head - H - KV) * 256) * 128 + inside;
-#pragma unroll
-      for (int i = 0; i < 4; i++) v[(lane * 4 + i) * 256] = float_to_half(clamp_half(x[i]));
-    }
+    store_value<D>(x, block + (head - H - KV) * head_bytes<D>(), inside, lane);
     return;
   }
   const float r = head_inverse_rms(x, p.eps);
@@ -264,25 +255,10 @@ template <int D> DEVICE void rope(const RopeArgs& p) {
     x[2] = __fsub_rn(__fmul_rn(c, cs.z), __fmul_rn(d, cs.w));
     x[3] = __fadd_rn(__fmul_rn(c, cs.w), __fmul_rn(d, cs.z));
   }
-  if constexpr (D > 0) {
-    const u64 query = (u64)row * H + head;
-    if (is_q) store_query(x, (u8*)p.q + query * 256, p.f + query, p.q_scale, lane);
-    else store_key<D>(x, (u8*)block + (head - H) * head_bytes<D>(), inside, lane);
-  } else if (is_q && position < p.exact_below) {
-    *(float4*)(p.q_exact + ((u64)row * H + head) * 128 + lane * 4) = make_float4(x[0], x[1], x[2], x[3]);
-  } else if (is_q) {
-    uint2 o;
-    o.x = pack_half2(__fmul_rn(x[0], p.q_scale), __fmul_rn(x[1], p.q_scale));
-    o.y = pack_half2(__fmul_rn(x[2], p.q_scale), __fmul_rn(x[3], p.q_scale));
-    *(uint2*)(p.q + ((u64)row * H + head) * 128 + lane * 4) = o;
-  } else {
-    uint2 o;
-    o.x = pack_half2(clamp_half(x[0]), clamp_half(x[1]));
-    o.y = pack_half2(clamp_half(x[2]), clamp_half(x[3]));
-    *(uint2*)(block + ((u64)(head - H) * 256 + inside) * 128 + lane * 4) = o;
-  }
+  const u64 query = (u64)row * H + head;
+  if (is_q) store_query(x, p.q + query * 256, p.f + query, p.factor, lane);
+  else store_key<D>(x, block + (head - H) * head_bytes<D>(), inside, lane);
 }
-extern "C" __global__ void __launch_bounds__(128) rope_rows(const __grid_constant__ RopeArgs p) { rope<0>(p); }
 extern "C" __global__ void __launch_bounds__(128) rope_digits_1(const __grid_constant__ RopeArgs p) { rope<1>(p); }
 extern "C" __global__ void __launch_bounds__(128) rope_digits_2(const __grid_constant__ RopeArgs p) { rope<2>(p); }
 

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use muser_backend::arith;
-use muser_backend::arith::attention::{MAX_LOG2_SCORE, score_bound};
+use muser_backend::arith::attention::{Digits, MAX_LOG2_SCORE, score_bound};
 use muser_backend::{
     DraftBatch, ExecError, Executor, ExecutorInfo, KvCapacity, KvType, RowWants, StepBatch, StepOutput,
 };
@@ -26,18 +26,16 @@ use crate::CudaError;
 use crate::draft::Drafter;
 use crate::driver::{Buffer, Context, Function, Graph, Launch, Module, Pinned, Stream};
 use crate::forward::{
-    Activations, DigitKernels, KvPool, PART_VALUES, RowKernels, Scratch, SelectShape, TOP_ROWS, Walk,
-    id_of_rank, layer_bytes, value_of_rank,
+    Activations, KvPool, PART_VALUES, RowKernels, Scratch, SelectShape, TOP_ROWS, Walk, id_of_rank,
+    layer_bytes, value_of_rank,
 };
 use crate::kernels::{FILES, ReadArgs, Tuning};
 use crate::matrix::{FEW_ROWS, Product, ProductKernels, Tile};
 use crate::nvrtc;
 use crate::selftest::{self, Card};
-use crate::step_data::{AttentionLimits, FIRST_BLOCK, StepData, StepShape};
+use crate::step_data::{AttentionLimits, StepData, StepShape};
 use crate::weights::{LayerOnDevice, Weights};
 
-/// Revision of the arithmetic: part of the numeric route. Raise it when any bit of any result may change.
-const ROUTE_REVISION: u32 = 3;
 /// Block table entries of a step of few rows, to begin with.
 const SMALL_TABLE_LEN: usize = 16 * 1024;
 
@@ -50,12 +48,9 @@ pub struct CudaOptions {
     pub max_rows: usize,
     /// Run small steps as graphs. Off is slower and gives the same bits.
     pub graphs: bool,
-    /// How attention is computed.
-    pub attention: Attention,
     /// How steps of many rows multiply.
     pub prefill: Prefill,
-    /// How K and V are stored: f16 on tensor cores with rounding of their own, or digits, with the bits of every backend
-    /// (`attention` does not count then).
+    /// How K and V are stored: [`KvType::Int16`] or [`KvType::Int8`].
     pub kv: KvType,
 }
 
@@ -70,27 +65,9 @@ pub enum Prefill {
     Fast,
 }
 
-/// How attention is computed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Attention {
-    /// Rows of a sequence's first block (256 positions) as the CPU backend defines it, so that short texts are the same on
-    /// both; later rows on tensor cores, whose rounding no other processor can follow.
-    #[default]
-    Fast,
-    /// All rows as the CPU backend defines it, operation by operation: same logits, same K and V. Slower in prefill and at depth.
-    Exact,
-}
-
 impl Default for CudaOptions {
     fn default() -> Self {
-        Self {
-            device: 0,
-            max_rows: 2048,
-            graphs: true,
-            attention: Attention::Fast,
-            prefill: Prefill::Exact,
-            kv: KvType::Int16,
-        }
+        Self { device: 0, max_rows: 2048, graphs: true, prefill: Prefill::Exact, kv: KvType::Int16 }
     }
 }
 
@@ -136,6 +113,11 @@ impl Kernels {
         })
     }
 
+    /// A kernel that there is for every width of K and V.
+    pub(crate) fn of_width(&self, name: &str, digits: Digits) -> Result<Function, CudaError> {
+        self.get(&format!("{name}_{}", digits.count()))
+    }
+
     pub(crate) fn products(&self, context: &Arc<Context>) -> Result<ProductKernels, CudaError> {
         ProductKernels::new(context, &|name: &str| self.get(name))
     }
@@ -175,29 +157,26 @@ pub struct CudaExecutor {
     feature_layers: Vec<usize>,
     limits: AttentionLimits,
     options: CudaOptions,
+    /// Of K and V, as `options.kv` says.
+    digits: Digits,
     info: ExecutorInfo,
 }
 
 impl CudaExecutor {
     /// Loads `model` onto a card: compiles the kernels (once per machine), copies and repacks the weights.
     pub fn new(model: &Model, options: CudaOptions) -> Result<Self, CudaError> {
+        let digits = digits_of(options.kv)?;
         let context = Context::open(options.device)?;
         let geometry = model.geometry.clone();
         check_geometry(&geometry)?;
-        if options.kv == KvType::F32 {
-            return Err(CudaError::Unsupported("KV type f32: cards store f16, 16 or 8".to_owned()));
-        }
-        if options.attention == Attention::Fast || options.kv.digits().is_some() {
-            check_scores(model)?;
-        }
+        check_scores(model)?;
         let kernels = Kernels::load(&context)?;
         let mut products = kernels.products(&context)?;
         let stream = Stream::new(&context)?;
         if std::env::var_os(selftest::SKIP_VARIABLE).is_none() {
             let card = Card { context: &context, kernels: &kernels, products: &products, stream: &stream };
             let start = std::time::Instant::now();
-            let compared =
-                selftest::at_start(&card, &weight_types(model), options.prefill, options.kv)?.compared;
+            let compared = selftest::at_start(&card, &weight_types(model), options.prefill, digits)?.compared;
             tracing::debug!(compared, seconds = start.elapsed().as_secs_f64(), "kernels are right");
         }
         let weights = Weights::load(&context, model, &kernels.repack()?)?;
@@ -210,35 +189,22 @@ impl CudaExecutor {
             kv_heads: geometry.kv_heads,
             many_warps: tuning.many_warps as usize,
             split_parts: FEW_ROWS * (geometry.context / BLOCK_LEN + 1) * geometry.kv_heads,
-            short_below: match options.attention {
-                Attention::Fast if options.kv == KvType::F16 => FIRST_BLOCK,
-                _ => 0,
-            },
         };
         let rows = RowKernels {
             embed: kernels.get("embed_rows")?,
             norm: kernels.get("norm_rows")?,
             silu: kernels.get("silu_rows")?,
-            rope: kernels.get("rope_rows")?,
             logits: kernels.get("logit_rows")?,
             tap: kernels.get("tap_rows")?,
             select: kernels.get("top_select")?,
             merge: kernels.get("top_merge")?,
-            split: kernels.get("attend_split")?,
-            many: kernels.get("attend_many")?,
-            combine: kernels.get("attend_combine")?,
-            gate: kernels.get("attend_gate")?,
-            short: [
-                kernels.get("attend_short_1")?,
-                kernels.get("attend_short_2")?,
-                kernels.get("attend_short_8")?,
-            ],
-            exact_split: kernels.get("exact_split")?,
-            exact_walk: kernels.get("exact_walk")?,
-            exact_combine: kernels.get("exact_combine")?,
-            digits: [digit_kernels(&kernels, 1)?, digit_kernels(&kernels, 2)?],
-            digits_combine: kernels.get("digits_combine")?,
-            digits_gate: kernels.get("digits_gate")?,
+            rope: kernels.of_width("rope_digits", digits)?,
+            split: kernels.of_width("digits_split", digits)?,
+            many: kernels
+                .of_width("digits_wide", digits)
+                .or_else(|_| kernels.of_width("digits_many", digits))?,
+            combine: kernels.get("digits_combine")?,
+            gate: kernels.get("digits_gate")?,
             transpose: kernels.get("kv_transpose")?,
         };
         let scratch = scratch(&context, &geometry, &weights, &options, limits)?;
@@ -246,7 +212,7 @@ impl CudaExecutor {
         let angles = Buffer::from_slice(&context, &table, "rotation angles")?;
         let select = SelectShape::of(geometry.vocab);
         let empty = || KvPool::empty(&context);
-        let info = info(&context, &geometry, &options);
+        let info = info(&context, &geometry, &options, digits);
         Ok(Self {
             graphs: HashMap::new(),
             drafter: None,
@@ -272,6 +238,7 @@ impl CudaExecutor {
             feature_layers: Vec::new(),
             limits,
             options,
+            digits,
             info,
         })
     }
@@ -418,8 +385,7 @@ impl CudaExecutor {
             sliding: &self.sliding,
             feature_layers: &self.feature_layers,
             draft: self.drafter.as_ref(),
-            attention: self.options.attention,
-            kv: self.options.kv,
+            digits: self.digits,
             data,
             shape,
             tuning: Tuning::of(self.context.arch),
@@ -474,17 +440,15 @@ impl Executor for CudaExecutor {
         // The old blocks go first, so that the new ones may use their memory.
         self.full = KvPool::empty(&self.context).map_err(|e| e.into_exec(&self.info.device))?;
         self.sliding = KvPool::empty(&self.context).map_err(|e| e.into_exec(&self.info.device))?;
-        // Zeroed: a masked position contributes 0 * value, which is 0 only if the value is finite.
+        // Zeroed: a masked position contributes 0 times the scale of its value, which is 0 only if that is finite.
         let pool = |blocks: u32, bytes: usize| {
             Buffer::zeroed(&self.context, blocks as usize * bytes, "KV blocks")
-                .map(|memory| KvPool { memory, blocks, block_halves: (bytes / 2) as u64 })
+                .map(|memory| KvPool { memory, blocks, block_bytes: bytes as u64 })
                 .map_err(|e| e.into_exec(&self.info.device))
         };
-        if self.options.kv.digits().is_some() {
-            let bytes = self.info.full_block_bytes.max(self.info.sliding_block_bytes);
-            let staging = Buffer::new(&self.context, bytes, "a KV block on its way");
-            self.staging = staging.map_err(|e| e.into_exec(&self.info.device))?;
-        }
+        let bytes = self.info.full_block_bytes.max(self.info.sliding_block_bytes);
+        let staging = Buffer::new(&self.context, bytes, "a KV block on its way");
+        self.staging = staging.map_err(|e| e.into_exec(&self.info.device))?;
         self.full = pool(capacity.full, self.info.full_block_bytes)?;
         self.sliding = pool(capacity.sliding, self.info.sliding_block_bytes)?;
         Ok(())
@@ -558,8 +522,8 @@ impl Executor for CudaExecutor {
         self.read_block(group, at, dst).map_err(|e| self.fail(e))
     }
 
-    fn clear_rows(&self, group: KvGroup, rows: usize, bytes: &mut [u8]) {
-        self.clear(group, rows, bytes);
+    fn clear_rows(&self, _: KvGroup, rows: usize, bytes: &mut [u8]) {
+        self.clear(rows, bytes);
     }
 
     fn import_block(&mut self, group: KvGroup, block: BlockId, src: &[u8]) -> Result<(), ExecError> {
@@ -598,25 +562,27 @@ fn copy_rows(rows: Vec<(&[f32], &mut [f32])>) {
     });
 }
 
-fn info(context: &Context, geometry: &Geometry, options: &CudaOptions) -> ExecutorInfo {
+/// Digits of a stored value, for the KV types that there are kernels for.
+fn digits_of(kv: KvType) -> Result<Digits, CudaError> {
+    kv.digits().ok_or_else(|| {
+        let [a, b] = [KvType::Int16, KvType::Int8].map(KvType::name);
+        CudaError::Unsupported(format!("KV type {}, the kernels have {a} and {b}", kv.name()))
+    })
+}
+
+fn info(context: &Context, geometry: &Geometry, options: &CudaOptions, digits: Digits) -> ExecutorInfo {
     let block_bytes = |sliding: bool| {
         let layers = geometry.sliding.iter().filter(|s| **s == sliding).count();
-        layers * layer_bytes(options.kv, geometry.kv_heads)
+        layers * layer_bytes(digits, geometry.kv_heads)
     };
     let arch = context.arch;
     ExecutorInfo {
         backend: "cuda",
         device: format!("{}, compute capability {}.{}", context.name, arch / 10, arch % 10),
         route: {
+            // The same on every card.
             let prefill = if options.prefill == Prefill::Fast { "-prefill8" } else { "" };
-            match options.attention {
-                _ if let Some(digits) = options.kv.digits() => {
-                    format!("{}{prefill}", arith::attention::route(digits))
-                }
-                Attention::Fast => format!("cuda-r{ROUTE_REVISION}-sm{arch}-f16{prefill}"),
-                // The same on every card.
-                Attention::Exact => format!("cuda-r{ROUTE_REVISION}-exact-f16{prefill}"),
-            }
+            format!("{}{prefill}", arith::attention::route(digits))
         },
         kv_type: options.kv,
         full_block_bytes: block_bytes(false),
@@ -691,16 +657,6 @@ fn check_bound(layer: &str, bound: f32, most: f32) -> Result<(), CudaError> {
     Ok(())
 }
 
-/// Attention in digits of one width.
-fn digit_kernels(kernels: &Kernels, digits: usize) -> Result<DigitKernels, CudaError> {
-    Ok(DigitKernels {
-        rope: kernels.get(&format!("rope_digits_{digits}"))?,
-        split: kernels.get(&format!("digits_split_{digits}"))?,
-        many: kernels.get(&format!("digits_many_{digits}"))?,
-        wide: kernels.get(&format!("digits_wide_{digits}")).ok(),
-    })
-}
-
 fn scratch(
     context: &Arc<Context>,
     g: &Geometry,
@@ -709,10 +665,6 @@ fn scratch(
     limits: AttentionLimits,
 ) -> Result<Scratch, CudaError> {
     let max_rows = options.max_rows;
-    // Queries for tensor cores, f16 or digits; and in f32, for attention in the CPU's order.
-    let digits = options.kv.digits().is_some();
-    let exact = usize::from(options.attention == Attention::Exact && !digits);
-    let floats = usize::from(!digits);
     let layers = &weights.layers;
     let of = |pick: &dyn Fn(&LayerOnDevice) -> &Product| layers.iter().map(pick).collect::<Vec<_>>();
     let longest =
@@ -733,11 +685,10 @@ fn scratch(
         chosen: Buffer::new(context, TOP_ROWS * select.chunks * select.most, "the largest logits")?,
         sorted: Buffer::new(context, TOP_ROWS * select.most, "the largest logits")?,
         hidden: f32s(TOP_ROWS * g.hidden, "hidden states")?,
-        q: Buffer::new(context, max_rows * g.q_width() * (1 - exact), "queries")?,
-        q_exact: f32s(max_rows * g.q_width() * floats, "queries")?,
-        q_factors: f32s(max_rows * g.heads * (1 - floats), "queries")?,
+        q: Buffer::new(context, max_rows * g.q_width() * 2, "queries")?,
+        q_factors: f32s(max_rows * g.heads, "queries")?,
         part_o: f32s(parts * PART_VALUES, "attention sums")?,
-        part_l: f32s(parts * 16 * (1 + exact), "attention sums")?,
+        part_l: f32s(parts * 16, "attention sums")?,
         embeddings: f32s(max_rows * g.hidden, "embedding rows")?,
         features: None,
         act_hidden: Activations::new(context, max_rows, g.hidden, &from_hidden)?,

@@ -1,22 +1,20 @@
 //! The walk through the layers: which kernel runs on which buffers, in order. Everything that is launched here can be
 //! recorded into a graph: no allocation, no host work that depends on results.
 
-use muser_backend::KvType;
 use muser_backend::arith::attention::{Digits, score_factor};
 use muser_backend::kv_layout::HeadLayout;
-use muser_kv::{BLOCK_LEN, KvGroup};
+use muser_kv::KvGroup;
 use muser_model::Geometry;
 
 use crate::CudaError;
 use crate::draft::Drafter;
 use crate::driver::{Buffer, Function, Launch, Stream};
-use crate::executor::Attention;
 use crate::kernels::{
-    Act, AttnArgs, CombineArgs, DigitArgs, EmbedArgs, ExactArgs, LogitArgs, NormArgs, RopeArgs, SelectArgs,
-    ShortArgs, SiluArgs, TapArgs, Tuning,
+    Act, COMBINE_RING_BYTES, CombineArgs, DigitArgs, EmbedArgs, LogitArgs, NormArgs, RopeArgs, SelectArgs,
+    SiluArgs, TapArgs, Tuning,
 };
 use crate::matrix::{Product, ProductKernels};
-use crate::step_data::{FIRST_BLOCK, StepData, StepShape};
+use crate::step_data::{StepData, StepShape};
 use crate::weights::Weights;
 
 /// Most rows whose logits are computed at a time.
@@ -24,17 +22,6 @@ pub(crate) const TOP_ROWS: usize = 32;
 
 /// Query vectors of a tile times values of a head: a partial result of attention.
 pub(crate) const PART_VALUES: usize = 16 * 128;
-
-/// Shared memory of the combine kernel: 3 stages of 32 partial results of two heads.
-pub(crate) const COMBINE_RING_BYTES: u32 = 3 * 32 * 260 * 4;
-
-/// Shared memory of attention without tensor cores (`struct Shared` in `attention_exact.cu`) and its threads.
-pub(crate) const EXACT_SHARED_BYTES: u32 = 65536 + 128 * 16 * 4 + 16 * 260 * 4 + 4 * 16 * 4;
-pub(crate) const EXACT_THREADS: u32 = 256;
-
-/// Threads of attention in a sequence's first block, and the rows up to which it takes two heads a CTA.
-const SHORT_THREADS: u32 = 256;
-const SHORT_FEW_ROWS: usize = 32;
 
 /// CTAs that share a row in the norm kernel, for long rows.
 const NORM_CLUSTER: u32 = 4;
@@ -44,43 +31,20 @@ pub(crate) struct RowKernels {
     pub(crate) embed: Function,
     pub(crate) norm: Function,
     pub(crate) silu: Function,
-    pub(crate) rope: Function,
     pub(crate) logits: Function,
     pub(crate) tap: Function,
     pub(crate) select: Function,
     pub(crate) merge: Function,
+    /// Head norms, rotation and digits.
+    pub(crate) rope: Function,
+    /// Attention of few rows, block by block.
     pub(crate) split: Function,
+    /// Attention of many rows: with warpgroup products where the card has them.
     pub(crate) many: Function,
     pub(crate) combine: Function,
     pub(crate) gate: Function,
-    /// For 1, 2 and 8 query heads of a KV head.
-    pub(crate) short: [Function; 3],
-    pub(crate) exact_split: Function,
-    pub(crate) exact_walk: Function,
-    pub(crate) exact_combine: Function,
-    /// For one and for two digits of K and V.
-    pub(crate) digits: [DigitKernels; 2],
-    pub(crate) digits_combine: Function,
-    pub(crate) digits_gate: Function,
     /// Between the card's block layout and that of all backends.
     pub(crate) transpose: Function,
-}
-
-/// Attention in exact integers, for one width of K and V.
-#[derive(Clone, Copy)]
-pub(crate) struct DigitKernels {
-    pub(crate) rope: Function,
-    pub(crate) split: Function,
-    pub(crate) many: Function,
-    /// The same with warpgroup products.
-    pub(crate) wide: Option<Function>,
-}
-
-impl RowKernels {
-    /// Attention for K and V of so many digits.
-    pub(crate) fn digits(&self, digits: Digits) -> DigitKernels {
-        self.digits[digits.count() - 1]
-    }
 }
 
 /// The sizes that K and V of one head and one block have on a card; all kernels are for heads of 128.
@@ -89,27 +53,31 @@ pub(crate) fn head_layout(digits: Digits) -> HeadLayout {
 }
 
 /// Bytes of K and V of one layer of a block.
-pub(crate) fn layer_bytes(kv: KvType, kv_heads: usize) -> usize {
-    kv.head_bytes(128) * BLOCK_LEN * kv_heads
-}
-
-/// Shared memory of a unit of attention in digits (`unit_bytes` in `attention_digits.cuh`).
-fn unit_bytes(digits: Digits) -> u32 {
-    2 * digits.count() as u32 * 8192 + 1024
+pub(crate) fn layer_bytes(digits: Digits, kv_heads: usize) -> usize {
+    head_layout(digits).bytes() * kv_heads
 }
 
 /// Shape of `digits_split_*` on so many CTAs.
 pub(crate) fn digits_split_launch(digits: Digits, tuning: &Tuning, ctas: u32) -> Launch {
-    let units = tuning.split_units;
-    let shared_bytes = units * unit_bytes(digits) + 4 * 16 * 132 * 4;
-    Launch { shared_bytes, ..Launch::new((ctas, 1), units * 128) }
+    let shape = Launch::new((ctas, 1), tuning.split_units * 128);
+    Launch { shared_bytes: tuning.split_shared_bytes(digits), ..shape }
 }
 
 /// Shape of `digits_many_*` and `digits_wide_*`.
 pub(crate) fn digits_many_launch(digits: Digits, tuning: &Tuning, grid: (u32, u32)) -> Launch {
-    let warps = tuning.many_warps;
-    let shared_bytes = tuning.many_stages() * unit_bytes(digits) + warps * 8192;
-    Launch { shared_bytes, ..Launch::new(grid, warps * 32) }
+    let shape = Launch::new(grid, tuning.many_warps * 32);
+    Launch { shared_bytes: tuning.many_shared_bytes(digits), ..shape }
+}
+
+/// Shape of `digits_combine` for `rows` rows of `width` values.
+pub(crate) fn combine_launch(width: usize, rows: usize) -> Launch {
+    let shape = Launch::new(((width / 256) as u32, rows as u32), 256);
+    Launch { shared_bytes: COMBINE_RING_BYTES, ..shape }
+}
+
+/// Shape of `digits_gate`.
+pub(crate) fn gate_launch(width: usize, rows: usize) -> Launch {
+    Launch::new(((width / 256).div_ceil(4) as u32, rows as u32), 128)
 }
 
 /// Working memory of a step; the sizes follow from the geometry and the most rows of a step.
@@ -133,14 +101,11 @@ pub(crate) struct Scratch {
     pub(crate) sorted: Buffer<u64>,
     /// `[TOP_ROWS][hidden]`
     pub(crate) hidden: Buffer<f32>,
-    /// `[rows][heads][128]` for tensor cores.
-    pub(crate) q: Buffer<u16>,
-    /// The same for attention in the CPU's order.
-    pub(crate) q_exact: Buffer<f32>,
-    /// `[rows][heads]`: factor of each query's scores, for attention in digits.
+    /// `[rows][heads][hi 128, lo 128]`
+    pub(crate) q: Buffer<u8>,
+    /// `[rows][heads]`: factor of each query's scores.
     pub(crate) q_factors: Buffer<f32>,
     pub(crate) part_o: Buffer<f32>,
-    /// Sums; for exact attention maxima and sums.
     pub(crate) part_l: Buffer<f32>,
     pub(crate) embeddings: Buffer<f32>,
     /// `[rows][features]`
@@ -192,20 +157,6 @@ pub(crate) fn value_of_rank(rank: u64) -> f32 {
         _ if bits >> 31 == 1 => f32::from_bits(bits & 0x7FFF_FFFF),
         _ => f32::from_bits(!bits),
     }
-}
-
-/// Which of `attend_short_1`, `_2` and `_8`, and its shape, for `rows` rows: few rows are spread over more CTAs.
-pub(crate) fn short_launch(args: &ShortArgs, rows: usize) -> (usize, Launch) {
-    let (variant, queries) = match args.group {
-        1 => (0, 1),
-        group if group.is_multiple_of(8) && rows > SHORT_FEW_ROWS => (2, 8),
-        _ => (1, 2),
-    };
-    let heads = queries.max(2);
-    // `struct Shared`: a block of K or V, queries, probabilities, outputs, sums, maxima.
-    let shared_bytes = 65536 + 4 * (queries * (128 + 260 + 8) + heads * (128 + 1));
-    let shape = Launch { shared_bytes, ..Launch::new((args.heads / heads, rows as u32), SHORT_THREADS) };
-    (variant, shape)
 }
 
 /// The id in a rank of `logit_rows`; `None` if a logit was not finite.
@@ -265,19 +216,18 @@ impl Activations {
     }
 }
 
-/// Memory of the KV blocks of one group: `[block][layer of the group][K, V][kv head][256 * 128]` f16, or in digits
-/// `[block][layer of the group][kv head]` heads of `attention_digits.cuh`.
+/// Memory of the KV blocks of one group: `[block][layer of the group][kv head]` heads of `attention_digits.cuh`.
 pub(crate) struct KvPool {
     pub(crate) memory: Buffer<u8>,
     pub(crate) blocks: u32,
-    /// f16 values, or pairs of bytes, of a block; in the sliding group the planes of a draft come last.
-    pub(crate) block_halves: u64,
+    /// Bytes of a block; in the sliding group the planes of a draft come last.
+    pub(crate) block_bytes: u64,
 }
 
 impl KvPool {
     /// No blocks.
     pub(crate) fn empty(context: &std::sync::Arc<crate::driver::Context>) -> Result<Self, CudaError> {
-        Ok(Self { memory: Buffer::new(context, 0, "KV blocks")?, blocks: 0, block_halves: 0 })
+        Ok(Self { memory: Buffer::new(context, 0, "KV blocks")?, blocks: 0, block_bytes: 0 })
     }
 }
 
@@ -294,8 +244,7 @@ pub(crate) struct Walk<'a> {
     pub(crate) sliding: &'a KvPool,
     pub(crate) feature_layers: &'a [usize],
     pub(crate) draft: Option<&'a Drafter>,
-    pub(crate) attention: Attention,
-    pub(crate) kv: KvType,
+    pub(crate) digits: Digits,
     pub(crate) data: &'a StepData,
     pub(crate) shape: StepShape,
     pub(crate) tuning: Tuning,
@@ -448,8 +397,7 @@ impl Walk<'_> {
         let (s, g, n) = (self.scratch, self.geometry, self.shape.n);
         let group = if sliding { KvGroup::Sliding } else { KvGroup::Full };
         let pool = if sliding { self.sliding } else { self.full };
-        let block_halves = pool.block_halves;
-        let kv = pool.memory.at(place * layer_bytes(self.kv, g.kv_heads));
+        let kv = pool.memory.at(place * layer_bytes(self.digits, g.kv_heads));
         let segments = layer.attn_in.output_segments(n);
         let (heads, kv_heads) = (g.heads as u32, g.kv_heads as u32);
         let width = layer.attn_in.out_rows as u32;
@@ -463,9 +411,9 @@ impl Walk<'_> {
             positions: self.data.positions(),
             slots: self.data.slots(group),
             q: s.q.at(0),
-            q_exact: s.q_exact.at(0),
+            f: s.q_factors.at(0),
             kv,
-            block_halves,
+            block_bytes: pool.block_bytes,
             segments,
             n: n as u32,
             heads,
@@ -474,19 +422,10 @@ impl Walk<'_> {
             k_at: q_width,
             v_at: 2 * q_width + kv_width,
             eps: g.rms_eps,
-            q_scale: match self.kv.digits() {
-                Some(digits) => score_factor(g.head_dim, digits),
-                None => std::f32::consts::LOG2_E / (g.head_dim as f32).sqrt(),
-            },
-            exact_below: match self.attention {
-                Attention::Fast => FIRST_BLOCK,
-                Attention::Exact => u32::MAX,
-            },
-            f: s.q_factors.at(0),
+            factor: score_factor(g.head_dim, self.digits),
         };
         let grid = ((heads + 2 * kv_heads).div_ceil(4), n as u32);
-        let kernel = self.kv.digits().map_or(self.rows.rope, |digits| self.rows.digits(digits).rope);
-        self.stream.launch(&kernel, Launch::new(grid, 128), &rope)?;
+        self.stream.launch(&self.rows.rope, Launch::new(grid, 128), &rope)?;
 
         let combine = CombineArgs {
             part_o: s.part_o.at(0),
@@ -501,73 +440,12 @@ impl Walk<'_> {
             gate_at: q_width + kv_width,
             group: heads / kv_heads,
         };
-        if let Some(digits) = self.kv.digits() {
-            return self.attend_digits(digits, sliding, kv, 2 * block_halves, combine);
-        }
-        if self.shape.short > 0 {
-            self.attend_short(sliding, kv, block_halves, &combine)?;
-        }
-        match self.attention {
-            Attention::Fast => self.attend_fast(sliding, kv, block_halves, combine),
-            Attention::Exact => self.attend_exact(sliding, kv, block_halves, combine),
-        }
-    }
-
-    fn attend_fast(
-        &self,
-        sliding: bool,
-        kv: u64,
-        block_halves: u64,
-        combine: CombineArgs,
-    ) -> Result<(), CudaError> {
-        let (s, g, n) = (self.scratch, self.geometry, self.shape.n);
-        let group = if sliding { KvGroup::Sliding } else { KvGroup::Full };
-        let (heads, kv_heads, q_width) = (g.heads as u32, g.kv_heads as u32, g.q_width() as u32);
-        let attend = AttnArgs {
-            q: s.q.at(0),
-            kv,
-            block_halves,
-            tiles: self.data.tiles(group),
-            groups: self.data.groups(),
-            counts: self.data.counts(group),
-            tables: self.data.tables(),
-            part_o: s.part_o.at(0),
-            part_l: s.part_l.at(0),
-            heads,
-            kv_heads,
-            group: heads / kv_heads,
-            window: if sliding { g.window as u32 } else { 0 },
-        };
-        let Tuning { split_warps, many_warps, .. } = self.tuning;
-        if self.shape.split {
-            let shape = Launch {
-                shared_bytes: split_warps * 32768 + 4 * 16 * 132 * 4,
-                ..Launch::new((self.multiprocessors, 1), split_warps * 32)
-            };
-            self.stream.launch(&self.rows.split, shape, &attend)?;
-        }
-        if self.shape.groups > 0 {
-            let shape = Launch {
-                shared_bytes: 2 * 32768 + many_warps * 8192,
-                ..Launch::new((self.shape.groups as u32, kv_heads), many_warps * 32)
-            };
-            self.stream.launch(&self.rows.many, shape, &attend)?;
-        }
-        if self.shape.groups > 0 {
-            let grid = ((q_width / 256).div_ceil(4), n as u32);
-            self.stream.launch(&self.rows.gate, Launch::new(grid, 128), &combine)?;
-        } else if self.shape.split {
-            let shape =
-                Launch { shared_bytes: COMBINE_RING_BYTES, ..Launch::new((q_width / 256, n as u32), 256) };
-            self.stream.launch(&self.rows.combine, shape, &combine)?;
-        }
-        Ok(())
+        self.attend(sliding, kv, pool.block_bytes, combine)
     }
 
     /// In exact integers: the definition of `muser_backend::arith::attention`.
-    fn attend_digits(
+    fn attend(
         &self,
-        digits: Digits,
         sliding: bool,
         kv: u64,
         block_bytes: u64,
@@ -592,95 +470,18 @@ impl Walk<'_> {
             window: if sliding { g.window as u32 } else { 0 },
             ..DigitArgs::default()
         };
-        let kernels = self.rows.digits(digits);
         if self.shape.split {
-            let shape = digits_split_launch(digits, &self.tuning, self.multiprocessors);
-            self.stream.launch(&kernels.split, shape, &attend)?;
+            let shape = digits_split_launch(self.digits, &self.tuning, self.multiprocessors);
+            self.stream.launch(&self.rows.split, shape, &attend)?;
         }
-        let blocks = (g.q_width() / 256) as u32;
         if self.shape.groups > 0 {
             let grid = (self.shape.groups as u32, g.kv_heads as u32);
-            let shape = digits_many_launch(digits, &self.tuning, grid);
-            self.stream.launch(&kernels.wide.unwrap_or(kernels.many), shape, &attend)?;
-            let grid = (blocks.div_ceil(4), n as u32);
-            self.stream.launch(&self.rows.digits_gate, Launch::new(grid, 128), &combine)
+            let shape = digits_many_launch(self.digits, &self.tuning, grid);
+            self.stream.launch(&self.rows.many, shape, &attend)?;
+            self.stream.launch(&self.rows.gate, gate_launch(g.q_width(), n), &combine)
         } else {
-            let shape = Launch { shared_bytes: COMBINE_RING_BYTES, ..Launch::new((blocks, n as u32), 256) };
-            self.stream.launch(&self.rows.digits_combine, shape, &combine)
+            self.stream.launch(&self.rows.combine, combine_launch(g.q_width(), n), &combine)
         }
-    }
-
-    /// Rows of the first block of their sequence.
-    fn attend_short(
-        &self,
-        sliding: bool,
-        kv: u64,
-        block_halves: u64,
-        combine: &CombineArgs,
-    ) -> Result<(), CudaError> {
-        let (g, n, rows) = (self.geometry, self.shape.n, self.shape.short);
-        let group = if sliding { KvGroup::Sliding } else { KvGroup::Full };
-        let args = ShortArgs {
-            q: self.scratch.q_exact.at(0),
-            kv,
-            block_halves,
-            rows: self.data.short(),
-            slots: self.data.slots(group),
-            qkvg: combine.qkvg,
-            act: combine.act,
-            segments: combine.segments,
-            n: combine.n,
-            width: combine.width,
-            gate_at: combine.gate_at,
-            heads: g.heads as u32,
-            kv_heads: g.kv_heads as u32,
-            group: combine.group,
-            window: if sliding { g.window as u32 } else { 0 },
-            recent: n.min(BLOCK_LEN) as u32,
-            scale: 1.0 / (g.head_dim as f32).sqrt(),
-        };
-        let (variant, shape) = short_launch(&args, rows);
-        self.stream.launch(&self.rows.short[variant], shape, &args)
-    }
-
-    fn attend_exact(
-        &self,
-        sliding: bool,
-        kv: u64,
-        block_halves: u64,
-        combine: CombineArgs,
-    ) -> Result<(), CudaError> {
-        let (s, g) = (self.scratch, self.geometry);
-        let group = if sliding { KvGroup::Sliding } else { KvGroup::Full };
-        let group_tiles = self.tuning.many_warps;
-        let attend = ExactArgs {
-            q: s.q_exact.at(0),
-            kv,
-            block_halves,
-            tiles: self.data.tiles(group),
-            groups: self.data.groups(),
-            counts: self.data.counts(group),
-            tables: self.data.tables(),
-            part_o: s.part_o.at(0),
-            part_ml: s.part_l.at(0),
-            heads: g.heads as u32,
-            kv_heads: g.kv_heads as u32,
-            group: (g.heads / g.kv_heads) as u32,
-            window: if sliding { g.window as u32 } else { 0 },
-            group_tiles,
-            scale: 1.0 / (g.head_dim as f32).sqrt(),
-            ..ExactArgs::default()
-        };
-        let launch = |grid| Launch { shared_bytes: EXACT_SHARED_BYTES, ..Launch::new(grid, EXACT_THREADS) };
-        if self.shape.split {
-            self.stream.launch(&self.rows.exact_split, launch((self.multiprocessors * 2, 1)), &attend)?;
-        }
-        if self.shape.groups > 0 {
-            let grid = (self.shape.groups as u32 * group_tiles, g.kv_heads as u32);
-            self.stream.launch(&self.rows.exact_walk, launch(grid), &attend)?;
-        }
-        let grid = ((g.q_width() / 256) as u32, self.shape.n as u32);
-        self.stream.launch(&self.rows.exact_combine, Launch::new(grid, 256), &combine)
     }
 
     fn silu(&self, before: &Product, act: Act) -> Result<(), CudaError> {

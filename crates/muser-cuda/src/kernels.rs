@@ -2,6 +2,8 @@
 //!
 //! The structures mirror those of the `.cu` files field by field (`repr(C)`, same names); device pointers are `u64`.
 
+use muser_backend::arith::attention::Digits;
+
 /// One `.cu` file.
 #[derive(Debug)]
 pub struct KernelFile {
@@ -27,7 +29,7 @@ pub const HEADERS: [(&str, &str); 7] = [
 ];
 
 /// All kernel files.
-pub const FILES: [KernelFile; 13] = [
+pub const FILES: [KernelFile; 11] = [
     KernelFile {
         name: "matmul_few",
         source: include_str!("../kernels/matmul_few.cu"),
@@ -80,16 +82,9 @@ pub const FILES: [KernelFile; 13] = [
         only_for: None,
     },
     KernelFile {
-        name: "attention",
-        source: include_str!("../kernels/attention.cu"),
-        kernels: &[
-            "attend_split",
-            "attend_many",
-            "attend_combine",
-            "attend_gate",
-            "digits_combine",
-            "digits_gate",
-        ],
+        name: "attention_combine",
+        source: include_str!("../kernels/attention_combine.cu"),
+        kernels: &["digits_combine", "digits_gate"],
         only_for: None,
     },
     KernelFile {
@@ -105,25 +100,12 @@ pub const FILES: [KernelFile; 13] = [
         only_for: Some(90),
     },
     KernelFile {
-        name: "attention_exact",
-        source: include_str!("../kernels/attention_exact.cu"),
-        kernels: &["exact_split", "exact_walk", "exact_combine"],
-        only_for: None,
-    },
-    KernelFile {
-        name: "attention_short",
-        source: include_str!("../kernels/attention_short.cu"),
-        kernels: &["attend_short_1", "attend_short_2", "attend_short_8"],
-        only_for: None,
-    },
-    KernelFile {
         name: "rows",
         source: include_str!("../kernels/rows.cu"),
         kernels: &[
             "embed_rows",
             "norm_rows",
             "silu_rows",
-            "rope_rows",
             "rope_digits_1",
             "rope_digits_2",
             "logit_rows",
@@ -136,7 +118,7 @@ pub const FILES: [KernelFile; 13] = [
     KernelFile {
         name: "draft",
         source: include_str!("../kernels/draft.cu"),
-        kernels: &["draft_tap", "draft_embed", "draft_norm", "draft_heads", "draft_heads_1", "draft_heads_2"],
+        kernels: &["draft_tap", "draft_embed", "draft_norm", "draft_heads_1", "draft_heads_2"],
         only_for: None,
     },
     KernelFile {
@@ -153,18 +135,21 @@ pub const FILES: [KernelFile; 13] = [
     },
 ];
 
+/// Shared memory of `digits_combine`: 3 stages of 32 partial results of two heads.
+pub const COMBINE_RING_BYTES: u32 = 3 * 32 * 260 * 4;
+
 /// Sizes that differ between architectures because shared memory does; none of them changes a bit of any result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuning {
+    /// Most shared memory of a CTA.
+    pub shared_bytes: u32,
     /// Rows (tokens) of a CTA of the many-row product.
     pub tokens: u32,
     /// Row tiles of one of its warps.
     pub warp_row_tiles: u32,
     /// Super-blocks in flight of a CTA.
     pub stages: u32,
-    /// Warps of the split attention kernel.
-    pub split_warps: u32,
-    /// Units of a block that decode attention in digits computes side by side.
+    /// Units of a block that the split attention kernel computes side by side.
     pub split_units: u32,
     /// Warps of the many-row attention kernel.
     pub many_warps: u32,
@@ -174,30 +159,27 @@ impl Tuning {
     /// For compute capability `arch / 10 . arch % 10`.
     pub fn of(arch: u32) -> Self {
         match arch {
-            // 227 KiB of shared memory a CTA
             90 | 100 | 101 | 103 | 110 => Self {
+                shared_bytes: 227 << 10,
                 tokens: 128,
                 warp_row_tiles: 2,
                 stages: 2,
-                split_warps: 4,
                 split_units: 4,
                 many_warps: 8,
             },
-            // 163 KiB
             80 | 87 => Self {
+                shared_bytes: 163 << 10,
                 tokens: 64,
                 warp_row_tiles: 2,
                 stages: 2,
-                split_warps: 4,
                 split_units: 2,
                 many_warps: 8,
             },
-            // 99 KiB
             _ => Self {
+                shared_bytes: 99 << 10,
                 tokens: 32,
                 warp_row_tiles: 1,
                 stages: 2,
-                split_warps: 2,
                 split_units: 1,
                 many_warps: 4,
             },
@@ -206,10 +188,25 @@ impl Tuning {
 }
 
 impl Tuning {
-    /// Units in flight of the many-row attention kernel in digits.
+    /// Units in flight of the many-row attention kernel.
     pub fn many_stages(&self) -> u32 {
         if self.many_warps > 4 { 3 } else { 2 }
     }
+
+    /// Shared memory that a launch of `digits_split_*` asks for: units, and what comes out of the four of a block.
+    pub fn split_shared_bytes(&self, digits: Digits) -> u32 {
+        self.split_units * unit_bytes(digits) + 4 * 16 * 132 * 4
+    }
+
+    /// Shared memory that a launch of `digits_many_*` or `digits_wide_*` asks for: units, and the sums of each warp.
+    pub fn many_shared_bytes(&self, digits: Digits) -> u32 {
+        self.many_stages() * unit_bytes(digits) + self.many_warps * 8192
+    }
+}
+
+/// Shared memory of a unit of attention (`unit_bytes` in `attention_digits.cuh`).
+fn unit_bytes(digits: Digits) -> u32 {
+    2 * digits.count() as u32 * 8192 + 1024
 }
 
 impl KernelFile {
@@ -229,9 +226,8 @@ impl KernelFile {
                 options.push(format!("-DWARP_ROW_TILES={}", tuning.warp_row_tiles));
                 options.push(format!("-DSTAGES={}", tuning.stages));
             }
-            "attention" | "attention_digits" => {
+            "attention_digits" => {
                 options.push(format!("-DMANY_STAGES={}", tuning.many_stages()));
-                options.push(format!("-DSPLIT_WARPS={}", tuning.split_warps));
                 options.push(format!("-DSPLIT_UNITS={}", tuning.split_units));
                 options.push(format!("-DMANY_WARPS={}", tuning.many_warps));
             }
@@ -294,11 +290,11 @@ args! {
     }
     /// `silu_rows`
     SiluArgs { part: u64, act: Act, segments: u32, n: u32, ffn: u32 }
-    /// `rope_rows`
+    /// `rope_digits_*`
     RopeArgs {
-        part: u64, q_norm: u64, k_norm: u64, angles: u64, positions: u64, slots: u64, q: u64, q_exact: u64, kv: u64,
-        block_halves: u64, segments: u32, n: u32, heads: u32, kv_heads: u32, width: u32, k_at: u32, v_at: u32, eps: f32,
-        q_scale: f32, exact_below: u32, f: u64,
+        part: u64, q_norm: u64, k_norm: u64, angles: u64, positions: u64, slots: u64, q: u64, f: u64, kv: u64,
+        block_bytes: u64, segments: u32, n: u32, heads: u32, kv_heads: u32, width: u32, k_at: u32, v_at: u32, eps: f32,
+        factor: f32,
     }
     /// `logit_rows`
     LogitArgs { part: u64, logits: u64, best: u64, segments: u32, n: u32, out_rows: u32, vocab: u32, scale: f32, cap: f32 }
@@ -312,11 +308,11 @@ args! {
     DraftNormArgs {
         part: u64, h: u64, w: u64, rows: u64, best: u64, act: Act, segments: u32, n: u32, hidden: u32, eps: f32,
     }
-    /// `draft_heads`
+    /// `draft_heads_*`
     DraftHeadArgs {
-        part: u64, q_norm: u64, k_norms: u64, angles: u64, positions: u64, slots: u64, q: u64, kv: u64, block_halves: u64,
-        layer_halves: u64, segments: u32, n: u32, width: u32, heads: u32, kv_heads: u32, layers: u32, k_at: u32, v_at: u32,
-        eps: f32, factor: f32, f: u64,
+        part: u64, q_norm: u64, k_norms: u64, angles: u64, positions: u64, slots: u64, q: u64, f: u64, kv: u64,
+        block_bytes: u64, layer_bytes: u64, segments: u32, n: u32, width: u32, heads: u32, kv_heads: u32, layers: u32,
+        k_at: u32, v_at: u32, eps: f32, factor: f32,
     }
     /// `top_select`, `top_merge`
     SelectArgs { logits: u64, counts: u64, chosen: u64, sorted: u64, vocab: u32, chunks: u32, most: u32, _padding: u32 }
@@ -326,30 +322,14 @@ args! {
     ReadArgs { p: u64, n: u64, out: u64 }
     /// `repack_*`
     RepackArgs { src: u64, dst: u64, words: u64, rows: u32, kb: u32, type_id: u32 }
-    /// `attend_split`, `attend_many`
-    AttnArgs {
-        q: u64, kv: u64, block_halves: u64, tiles: u64, groups: u64, counts: u64, tables: u64, part_o: u64, part_l: u64,
-        heads: u32, kv_heads: u32, group: u32, window: u32,
-    }
-    /// `exact_split`, `exact_walk`
-    ExactArgs {
-        q: u64, kv: u64, block_halves: u64, tiles: u64, groups: u64, counts: u64, tables: u64, part_o: u64, part_ml: u64,
-        heads: u32, kv_heads: u32, group: u32, window: u32, group_tiles: u32, scale: f32, own: u64, own_halves: u64,
-        ends: u64,
-    }
-    /// `digits_*`
+    /// `digits_split_*`, `digits_many_*`, `digits_wide_*`
     DigitArgs {
         q: u64, f: u64, kv: u64, block_bytes: u64, tiles: u64, groups: u64, counts: u64, tables: u64, part_o: u64, part_l: u64,
         heads: u32, kv_heads: u32, group: u32, window: u32, own: u64, own_bytes: u64, ends: u64,
     }
     /// `kv_transpose`
     TransposeArgs { src: u64, dst: u64, digits: u32, out: u32 }
-    /// `attend_short_*`
-    ShortArgs {
-        q: u64, kv: u64, block_halves: u64, rows: u64, slots: u64, qkvg: u64, act: Act, segments: u32, n: u32, width: u32,
-        gate_at: u32, heads: u32, kv_heads: u32, group: u32, window: u32, recent: u32, scale: f32,
-    }
-    /// `attend_combine`, `exact_combine`
+    /// `digits_combine`, `digits_gate`
     CombineArgs {
         part_o: u64, part_l: u64, tiles: u64, row_tile: u64, qkvg: u64, act: Act, segments: u32, n: u32, width: u32,
         gate_at: u32, group: u32,

@@ -5,11 +5,9 @@
 //! files under `kernels/`, compiled to cubins by [`nvrtc`] and cached on disk.
 //!
 //! The bits of a row never depend on the other rows of a step, on how many there are, on which kernel (few rows, many
-//! rows) took them or on the number of multiprocessors; `kernels/*.cu` say how. Everything but attention follows
-//! `muser_backend::arith` exactly, so it equals the CPU backend bit for bit ([`selftest`] checks it); attention does with
-//! [`Attention::Exact`].
+//! rows) took them or on the number of multiprocessors; `kernels/*.cu` say how. Everything but [`Prefill::Fast`]
+//! follows `muser_backend::arith` exactly, so it equals the CPU backend bit for bit ([`selftest`] checks it).
 
-mod block_rows;
 pub mod device;
 mod draft;
 mod driver;
@@ -24,4 +22,4 @@ mod step_data;
 mod weights;
 
 pub use error::CudaError;
-pub use executor::{Attention, CudaExecutor, CudaOptions, Prefill};
+pub use executor::{CudaExecutor, CudaOptions, Prefill};

@@ -34,6 +34,8 @@ pub struct Usage {
     pub registers: u32,
     /// Bytes of registers written to and read from local memory because there were too few.
     pub spill_bytes: u32,
+    /// Shared memory besides what a launch asks for.
+    pub shared_bytes: u32,
 }
 
 /// Machine code of one kernel file.
@@ -144,13 +146,16 @@ fn parse_usage(log: &str) -> Vec<Usage> {
     for line in log.lines() {
         if let Some(rest) = line.split("Compiling entry function '").nth(1) {
             let kernel = rest.split('\'').next().unwrap_or("").to_owned();
-            usage.push(Usage { kernel, registers: 0, spill_bytes: 0 });
+            usage.push(Usage { kernel, registers: 0, spill_bytes: 0, shared_bytes: 0 });
         } else if let Some(last) = usage.last_mut() {
             if line.contains("bytes spill stores") {
                 last.spill_bytes +=
                     number_before(line, " bytes spill stores") + number_before(line, " bytes spill loads");
             } else if line.contains(" registers") && line.contains("Used ") {
                 last.registers = number_before(line, " registers");
+                if line.contains(" bytes smem") {
+                    last.shared_bytes = number_before(line, " bytes smem");
+                }
             }
         }
     }
@@ -238,8 +243,16 @@ mod tests {
     fn the_assemblers_log_is_read() {
         let log = "ptxas info    : Compiling entry function 'few_q4k_1' for 'sm_90'\n\
                    ptxas info    : Function properties for few_q4k_1\n    8 bytes stack frame, 28 bytes spill stores, \
-                   12 bytes spill loads\nptxas info    : Used 128 registers, used 1 barriers";
-        let expected = [Usage { kernel: "few_q4k_1".to_owned(), registers: 128, spill_bytes: 40 }];
+                   12 bytes spill loads\nptxas info    : Used 128 registers, used 1 barriers, 1024 bytes smem\n\
+                   ptxas info    : Compiling entry function 'tap_rows' for 'sm_90'\n\
+                   ptxas info    : Used 10 registers, used 0 barriers";
+        let usage = |kernel: &str, registers, spill_bytes, shared_bytes| Usage {
+            kernel: kernel.to_owned(),
+            registers,
+            spill_bytes,
+            shared_bytes,
+        };
+        let expected = [usage("few_q4k_1", 128, 40, 1024), usage("tap_rows", 10, 0, 0)];
         assert_eq!(parse_usage(log), expected);
     }
 }

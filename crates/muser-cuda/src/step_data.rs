@@ -16,10 +16,6 @@ use crate::driver::{Buffer, Context, Pinned, Stream};
 const TILE_LEN: usize = 8;
 /// Sequences with at most this many rows in a step are attended block by block in parallel.
 const SPLIT_ROWS: u32 = 16;
-/// Positions of a sequence's first block.
-pub(crate) const FIRST_BLOCK: u32 = BLOCK_LEN as u32;
-/// In place of a tile's number (`NO_TILE` in `kernels/attention.cuh`).
-const NO_TILE: u32 = u32::MAX;
 
 /// Counts that shape the launches of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -30,8 +26,6 @@ pub(crate) struct StepShape {
     pub(crate) top: usize,
     /// Rows that want features.
     pub(crate) features: usize,
-    /// Rows of the first block of their sequence, which no tile holds.
-    pub(crate) short: usize,
     /// Are there tiles for the split attention kernel?
     pub(crate) split: bool,
     /// CTA rows of the many-row attention kernel.
@@ -51,7 +45,6 @@ struct Offsets {
     top: usize,
     features: usize,
     candidates: usize,
-    short: usize,
     counts: usize,
     tiles: [usize; 2],
     groups: usize,
@@ -60,7 +53,7 @@ struct Offsets {
 
 impl Offsets {
     fn new(rows: usize) -> Self {
-        let tiles = 9 * rows + 8;
+        let tiles = 8 * rows + 8;
         Self {
             positions: rows,
             slots: [2 * rows, 3 * rows],
@@ -68,8 +61,7 @@ impl Offsets {
             top: 5 * rows,
             features: 6 * rows,
             candidates: 7 * rows,
-            short: 8 * rows,
-            counts: 9 * rows,
+            counts: 8 * rows,
             tiles: [tiles, tiles + TILE_LEN * rows],
             groups: tiles + 2 * TILE_LEN * rows,
             tables: tiles + 2 * TILE_LEN * rows + 2 * rows,
@@ -87,8 +79,6 @@ pub(crate) struct AttentionLimits {
     pub(crate) many_warps: usize,
     /// Partial results (16 query vectors x 128) that split attention may use.
     pub(crate) split_parts: usize,
-    /// Positions from 0 on that are no tile's: 0 or [`FIRST_BLOCK`].
-    pub(crate) short_below: u32,
 }
 
 /// The array, on both sides.
@@ -147,11 +137,6 @@ impl StepData {
         self.device.at(self.offsets.candidates + from)
     }
 
-    /// The first of [`StepShape::short`] rows.
-    pub(crate) fn short(&self) -> u64 {
-        self.device.at(self.offsets.short)
-    }
-
     pub(crate) fn counts(&self, group: KvGroup) -> u64 {
         self.device.at(self.offsets.counts + 2 * index(group))
     }
@@ -196,8 +181,7 @@ impl StepData {
                 shape.features += 1;
             }
         }
-        let mut plan =
-            Plan { data, o, geometry, limits, tiles: 0, parts: [0; 2], table: 0, groups: 0, short: 0 };
+        let mut plan = Plan { data, o, geometry, limits, tiles: 0, parts: [0; 2], table: 0, groups: 0 };
         // Split tiles come first: their partial results must be numbered without gaps.
         let split: Vec<bool> = plan.choose(batch);
         for (seq, _) in batch.seqs().iter().zip(&split).filter(|(_, s)| **s) {
@@ -214,7 +198,6 @@ impl StepData {
             plan.sequence(batch, seq, false);
         }
         shape.groups = plan.groups;
-        shape.short = plan.short;
         self.used = o.tables + plan.table as usize;
         shape
     }
@@ -246,7 +229,6 @@ struct Plan<'a> {
     parts: [u32; 2],
     table: u32,
     groups: usize,
-    short: usize,
 }
 
 impl Plan<'_> {
@@ -283,13 +265,7 @@ impl Plan<'_> {
 
         let tokens = (16 / self.limits.group) as u32;
         let first_tile = self.tiles;
-        let short = self.limits.short_below.saturating_sub(seq.start_pos).min(seq.n_rows);
-        for row in seq.first_row..seq.first_row + short {
-            self.data[self.o.row_tile + row as usize] = NO_TILE;
-            self.data[self.o.short + self.short] = row;
-            self.short += 1;
-        }
-        let mut done = short;
+        let mut done = 0;
         while done < seq.n_rows {
             let count = tokens.min(seq.n_rows - done);
             let (row, pos) = (seq.first_row + done, seq.start_pos + done);

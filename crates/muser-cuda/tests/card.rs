@@ -10,7 +10,7 @@ use muser_backend::conformance::{
 };
 use muser_backend::{Executor, KvType};
 use muser_cpu::{CpuExecutor, CpuOptions};
-use muser_cuda::{Attention, CudaExecutor, CudaOptions, device, selftest};
+use muser_cuda::{CudaError, CudaExecutor, CudaOptions, device, selftest};
 use muser_model::{Draft, Model};
 
 fn card() -> bool {
@@ -28,10 +28,12 @@ fn tiny() -> Model {
     Model::load(path).expect("the model in the repository loads")
 }
 
-fn executor(model: &Model) -> Box<dyn Executor> {
-    Box::new(
-        CudaExecutor::new(model, CudaOptions { max_rows: 512, ..CudaOptions::default() }).expect("loads"),
-    )
+/// What the kernels store.
+const KV_TYPES: [KvType; 2] = [KvType::Int16, KvType::Int8];
+
+fn executor(model: &Model, kv: KvType) -> Box<dyn Executor> {
+    let options = CudaOptions { max_rows: 512, kv, ..CudaOptions::default() };
+    Box::new(CudaExecutor::new(model, options).expect("loads"))
 }
 
 fn tiny_draft() -> Draft {
@@ -39,11 +41,10 @@ fn tiny_draft() -> Draft {
     Draft::load(path).expect("the draft in the repository loads")
 }
 
-fn drafting(model: &Model, attention: Attention) -> Box<dyn Executor> {
-    let options = CudaOptions { max_rows: 512, attention, ..CudaOptions::default() };
-    let mut executor = CudaExecutor::new(model, options).expect("loads");
+fn drafting(model: &Model, kv: KvType) -> Box<dyn Executor> {
+    let mut executor = executor(model, kv);
     executor.attach_draft(tiny_draft()).expect("fits");
-    Box::new(executor)
+    executor
 }
 
 #[test]
@@ -55,28 +56,17 @@ fn products_equal_the_scalar_definition() {
 }
 
 #[test]
-fn rows_do_not_depend_on_the_batch() {
-    if card() {
-        let model = tiny();
-        row_invariance(|| executor(&model), &model.geometry, 1, 4, 700);
-    }
-}
-
-/// K and V in digits: the same invariances, and blocks in the layout of every backend.
-#[test]
-fn attention_in_integers_keeps_the_contract() {
+fn rows_do_not_depend_on_the_batch_and_blocks_tell_what_they_should() {
     if !card() {
         return;
     }
     let model = tiny();
-    for kv in [KvType::Int16, KvType::Int8] {
-        let fresh = || {
-            let options = CudaOptions { max_rows: 512, kv, ..CudaOptions::default() };
-            Box::new(CudaExecutor::new(&model, options).expect("loads")) as Box<dyn Executor>
-        };
+    for kv in KV_TYPES {
+        let fresh = || executor(&model, kv);
         row_invariance(fresh, &model.geometry, 1, 4, 700);
         import_continues(fresh, &model.geometry, 2, 700, 40);
         cleared_rows_tell_nothing(fresh, &model.geometry, 3, &[1, 100, 255, 259]);
+        cleared_rows_tell_nothing(|| drafting(&model, kv), &model.geometry, 4, &[1, 100, 255, 259]);
     }
 }
 
@@ -87,11 +77,8 @@ fn blocks_move_between_processor_and_card() {
         return;
     }
     let model = tiny();
-    for kv in [KvType::Int16, KvType::Int8] {
-        let on_card = || {
-            let options = CudaOptions { max_rows: 512, kv, ..CudaOptions::default() };
-            Box::new(CudaExecutor::new(&model, options).expect("loads")) as Box<dyn Executor>
-        };
+    for kv in KV_TYPES {
+        let on_card = || executor(&model, kv);
         let on_processor = || {
             let options = CpuOptions { kv, ..CpuOptions::default() };
             Box::new(CpuExecutor::new(model.clone(), options).expect("loads")) as Box<dyn Executor>
@@ -110,51 +97,51 @@ fn blocks_move_between_processor_and_card() {
 }
 
 #[test]
-fn an_imported_prefix_continues_with_the_same_bits() {
-    if card() {
-        let model = tiny();
-        import_continues(|| executor(&model), &model.geometry, 2, 700, 40);
-    }
-}
-
-#[test]
-fn what_leaves_the_card_holds_no_rows_of_another_sequence() {
-    if card() {
-        let model = tiny();
-        cleared_rows_tell_nothing(|| executor(&model), &model.geometry, 3, &[1, 100, 255, 259]);
-        cleared_rows_tell_nothing(
-            || drafting(&model, Attention::Fast),
-            &model.geometry,
-            4,
-            &[1, 100, 255, 259],
-        );
-    }
-}
-
-#[test]
 fn proposals_are_those_of_the_cpu() {
-    if card() {
-        let model = tiny();
-        let mut cpu = CpuExecutor::new(model.clone(), CpuOptions::default()).expect("loads");
+    if !card() {
+        return;
+    }
+    let model = tiny();
+    for kv in KV_TYPES {
+        let options = CpuOptions { kv, ..CpuOptions::default() };
+        let mut cpu = CpuExecutor::new(model.clone(), options).expect("loads");
         cpu.attach_draft(tiny_draft()).expect("fits");
-        let mut cuda = drafting(&model, Attention::Exact);
+        let mut cuda = drafting(&model, kv);
         for (len, proposals) in [(1, 7), (300, 3), (600, 7)] {
             let ids: Vec<u32> = (0..len).map(|i| (i * 41 + 11) % 4000).collect();
             let expected = draft_logits(&mut cpu, &ids, proposals);
-            assert!(expected == draft_logits(cuda.as_mut(), &ids, proposals), "{len} ids");
+            assert!(expected == draft_logits(cuda.as_mut(), &ids, proposals), "{kv:?}, {len} ids");
         }
     }
 }
 
 #[test]
 fn proposals_do_not_depend_on_company_and_a_context_left_out_is_blank() {
-    if card() {
-        let model = tiny();
-        let g = &model.geometry;
-        let layers = g.sliding.iter().filter(|sliding| **sliding).count();
-        let target_bytes = layers * 2 * g.kv_width() * muser_kv::BLOCK_LEN * 2;
-        draft_invariance(|| drafting(&model, Attention::Fast), g, 1, 4, 700);
-        skipped_context_is_blank(|| drafting(&model, Attention::Fast), g, target_bytes);
+    if !card() {
+        return;
+    }
+    let model = tiny();
+    let g = &model.geometry;
+    let layers = g.sliding.iter().filter(|sliding| **sliding).count();
+    for kv in KV_TYPES {
+        let target_bytes = layers * g.kv_heads * kv.head_bytes(g.head_dim) * muser_kv::BLOCK_LEN;
+        draft_invariance(|| drafting(&model, kv), g, 1, 4, 700);
+        skipped_context_is_blank(|| drafting(&model, kv), g, target_bytes);
+    }
+}
+
+/// With or without a card: the kernels store digits.
+#[test]
+fn keys_and_values_in_floats_are_refused_with_what_there_is() {
+    let model = tiny();
+    for (kv, name) in [(KvType::F16, "f16"), (KvType::F32, "f32")] {
+        match CudaExecutor::new(&model, CudaOptions { kv, ..CudaOptions::default() }) {
+            Err(CudaError::Unsupported(what)) => {
+                assert_eq!(what, format!("KV type {name}, the kernels have 16 and 8"));
+            }
+            Err(other) => panic!("{other}"),
+            Ok(_) => panic!("{kv:?} is not there"),
+        }
     }
 }
 

@@ -1,11 +1,13 @@
-//! Every kernel compiles for every architecture, without spilling registers, on a machine without a card.
+//! Every kernel compiles for every architecture, without spilling registers or asking for more shared memory than a CTA
+//! may have there, on a machine without a card.
 //!
 //! Needs NVRTC only (a CUDA toolkit, or the Python package `nvidia-cuda-nvrtc` with `MUSER_NVRTC_DIR` set to its folder);
 //! where there is none it is in the list of tests that did not run, which `cargo xtask test` prints. All architectures each time.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use muser_cuda::kernels::{FILES, KernelFile};
+use muser_backend::arith::attention::Digits;
+use muser_cuda::kernels::{COMBINE_RING_BYTES, FILES, KernelFile, Tuning};
 use muser_cuda::nvrtc;
 
 /// Kernels that spill a little, by architecture: where 512 threads leave 128 registers to two accumulators of 32 rows x
@@ -69,5 +71,26 @@ fn check(file: &KernelFile, arch: u32) {
             usage.registers
         );
         assert!(usage.registers > 0, "{}: no register count in the assembler's log", usage.kernel);
+        let (tuning, asked) = (Tuning::of(arch), asked_for(&usage.kernel, arch));
+        assert!(
+            usage.shared_bytes + asked <= tuning.shared_bytes,
+            "{} for sm_{arch} has {} bytes of shared memory and asks for {asked}, a CTA may have {}",
+            usage.kernel,
+            usage.shared_bytes,
+            tuning.shared_bytes
+        );
+    }
+}
+
+/// Shared memory that a launch of an attention kernel asks for.
+fn asked_for(kernel: &str, arch: u32) -> u32 {
+    let tuning = Tuning::of(arch);
+    match kernel {
+        "digits_split_1" => tuning.split_shared_bytes(Digits::One),
+        "digits_split_2" => tuning.split_shared_bytes(Digits::Two),
+        "digits_many_1" | "digits_wide_1" => tuning.many_shared_bytes(Digits::One),
+        "digits_many_2" | "digits_wide_2" => tuning.many_shared_bytes(Digits::Two),
+        "digits_combine" => COMBINE_RING_BYTES,
+        _ => 0,
     }
 }

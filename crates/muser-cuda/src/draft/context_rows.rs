@@ -27,11 +27,11 @@ impl ContextRows {
         }
     }
 
-    /// Takes in a block that was copied in; `keys` are those of a draft's first layer and head, `[256]` times what a key has.
-    pub(crate) fn note_import(&mut self, block: BlockId, keys: &[u8]) {
-        // A computed key has been normalised and is not zero.
-        for (row, key) in keys.chunks_exact(keys.len() / BLOCK_LEN).enumerate() {
-            self.note(block, row, key.iter().any(|&byte| byte != 0));
+    /// Takes in a block that was copied in; `scales` are those of the keys of a draft's first layer and head, `[256]` f32.
+    pub(crate) fn note_import(&mut self, block: BlockId, scales: &[u8]) {
+        // A computed key has been normalised, so its scale is not zero.
+        for (row, scale) in scales.chunks_exact(size_of::<f32>()).take(BLOCK_LEN).enumerate() {
+            self.note(block, row, scale.iter().any(|&byte| byte != 0));
         }
     }
 
@@ -80,9 +80,9 @@ mod tests {
         assert_eq!(without(&rows, 2), [250, 251, 253, 254, 255]);
         assert_eq!(without(&rows, 0), [0, 1, 2, 3]);
         assert_eq!(without(&rows, 1), []);
-        let mut keys = vec![1u8; BLOCK_LEN * 256];
-        keys[5 * 256..6 * 256].fill(0);
-        rows.note_import(BlockId(0), &keys);
+        let mut scales = 0.5f32.to_le_bytes().repeat(BLOCK_LEN);
+        scales[5 * 4..6 * 4].fill(0);
+        rows.note_import(BlockId(0), &scales);
         assert_eq!(without(&rows, 0), [5]);
     }
 }

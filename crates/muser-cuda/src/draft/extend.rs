@@ -11,11 +11,11 @@ use std::sync::Arc;
 use muser_kv::KvGroup;
 use muser_model::DflashConfig;
 
+use super::Drafter;
 use super::weights::DraftWeights;
-use super::{Drafter, layer_halves};
 use crate::CudaError;
 use crate::driver::{Buffer, Context, Launch};
-use crate::forward::{Activations, Walk};
+use crate::forward::{Activations, Walk, layer_bytes};
 use crate::kernels::{DraftHeadArgs, DraftNormArgs, DraftTapArgs};
 
 /// Working memory of a step's rows.
@@ -90,9 +90,9 @@ impl Drafter {
             angles: self.angles.at(0),
             positions: walk.data.positions(),
             slots: walk.data.slots(KvGroup::Sliding),
-            kv: walk.sliding.memory.at(2 * self.first_plane),
-            block_halves: walk.sliding.block_halves,
-            layer_halves: layer_halves(c, self.kv) as u64,
+            kv: walk.sliding.memory.at(self.first_plane),
+            block_bytes: walk.sliding.block_bytes,
+            layer_bytes: layer_bytes(self.digits, c.kv_heads) as u64,
             segments: w.context.output_segments(n),
             n: n as u32,
             width: w.context.out_rows as u32,

@@ -5,8 +5,8 @@
 //! of the same positions, in planes that lie behind the target's own in each sliding block; nothing leaves the card. A round
 //! ([`round`]) reads that context and proposes; its own K and V lie in blocks of its own ([`round_data`]).
 //!
-//! Attention of a round is the exact kernel of `attention_exact.cu` with either attention of the target: a round has few rows
-//! and a window, so the tensor cores would save nothing that shows.
+//! Attention of a round is that of decoding (`digits_split_*` of `attention_digits.cu`), with the block's own K and V as one
+//! block more.
 
 mod context_rows;
 mod extend;
@@ -17,14 +17,15 @@ mod weights;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use muser_backend::{DraftInfo, KvType};
+use muser_backend::DraftInfo;
+use muser_backend::arith::attention::Digits;
 use muser_kv::{BLOCK_LEN, BlockId};
 use muser_model::{DflashConfig, Draft};
 
 use crate::CudaError;
 use crate::driver::{Buffer, Context, Function, Graph};
 use crate::executor::Kernels;
-use crate::forward::{head_layout, layer_bytes};
+use crate::forward::head_layout;
 use context_rows::ContextRows;
 use extend::ExtendBuffers;
 use round::RoundBuffers;
@@ -60,14 +61,14 @@ pub(crate) struct Drafter {
     config: DflashConfig,
     /// cos and sin, laid out like the target's.
     angles: Buffer<f32>,
-    /// f16 values, or pairs of bytes, of a sliding block before the draft's planes.
+    /// Bytes of a sliding block before the draft's planes.
     first_plane: usize,
-    kv: KvType,
+    digits: Digits,
 }
 
 impl Drafter {
-    /// Loads the draft's weights. `rows` is the most rows of a step, `first_plane` the f16 values that a sliding block has
-    /// without a draft.
+    /// Loads the draft's weights. `rows` is the most rows of a step, `first_plane` the bytes that a sliding block has without
+    /// a draft.
     pub(crate) fn new(
         context: &Arc<Context>,
         kernels: &Kernels,
@@ -75,30 +76,27 @@ impl Drafter {
         rows: usize,
         first_plane: usize,
         angles: Buffer<f32>,
-        kv: KvType,
+        digits: Digits,
     ) -> Result<Self, CudaError> {
         let config = draft.config.clone();
         let weights = DraftWeights::load(context, draft, &kernels.repack()?)?;
         Ok(Self {
             graphs: HashMap::new(),
             data: RoundData::new(context, &config)?,
-            round: RoundBuffers::new(context, &config, &weights, kv)?,
+            round: RoundBuffers::new(context, &config, &weights, digits)?,
             extend: ExtendBuffers::new(context, &config, &weights, rows)?,
             kernels: DraftKernels {
                 tap: kernels.get("draft_tap")?,
                 embed: kernels.get("draft_embed")?,
                 norm: kernels.get("draft_norm")?,
-                heads: match kv.digits() {
-                    None => kernels.get("draft_heads")?,
-                    Some(digits) => kernels.get(&format!("draft_heads_{}", digits.count()))?,
-                },
+                heads: kernels.of_width("draft_heads", digits)?,
             },
             weights,
             rows: ContextRows::default(),
             config,
             angles,
             first_plane,
-            kv,
+            digits,
         })
     }
 
@@ -111,18 +109,9 @@ impl Drafter {
 
     /// A sliding block was copied in.
     pub(crate) fn note_import(&mut self, block: BlockId, bytes: &[u8]) {
-        let first = &bytes[2 * self.first_plane..];
-        let keys = match self.kv.digits() {
-            None => &first[..2 * self.config.head_dim * BLOCK_LEN],
-            // A scale stands for its key.
-            Some(digits) => &first[head_layout(digits).k_scales()..][..size_of::<f32>() * BLOCK_LEN],
-        };
-        self.rows.note_import(block, keys);
-    }
-
-    /// K and V heads of each layer, in the order in which they lie in a block.
-    pub(crate) fn kv_heads(&self) -> impl Iterator<Item = usize> + '_ {
-        self.weights.layers.iter().map(|_| self.config.kv_width() / self.config.head_dim)
+        let first = &bytes[self.first_plane..];
+        let scales = &first[head_layout(self.digits).k_scales()..][..size_of::<f32>() * BLOCK_LEN];
+        self.rows.note_import(block, scales);
     }
 
     /// What the engine may ask for.
@@ -134,11 +123,6 @@ impl Drafter {
     pub(crate) fn products(&self) -> impl Iterator<Item = &crate::matrix::Product> {
         self.weights.products()
     }
-}
-
-/// f16 values, or pairs of bytes, of one draft layer in a block.
-pub(crate) fn layer_halves(c: &DflashConfig, kv: KvType) -> usize {
-    layer_bytes(kv, c.kv_heads) / 2
 }
 
 /// Most rows of a round.

@@ -6,22 +6,21 @@
 
 use std::sync::Arc;
 
-use muser_backend::arith::attention::score_factor;
-use muser_backend::{DraftBatch, KvType};
+use muser_backend::DraftBatch;
+use muser_backend::arith::attention::{Digits, score_factor};
 use muser_model::DflashConfig;
 
 use super::round_data::{RoundShape, most_parts, most_sequences};
 use super::weights::{DraftLayerOnDevice, DraftWeights};
-use super::{Drafter, ROUND_ROWS, layer_halves, round_rows};
+use super::{Drafter, ROUND_ROWS, round_rows};
 use crate::CudaError;
 use crate::driver::{Buffer, Context, Launch, Stream};
 use crate::forward::{
-    Activations, COMBINE_RING_BYTES, EXACT_SHARED_BYTES, EXACT_THREADS, KvPool, PART_VALUES, RowKernels,
-    Scratch, TOP_ROWS, digits_split_launch, logit_launch,
+    Activations, KvPool, PART_VALUES, RowKernels, Scratch, TOP_ROWS, combine_launch, digits_split_launch,
+    layer_bytes, logit_launch,
 };
 use crate::kernels::{
-    CombineArgs, DigitArgs, DraftEmbedArgs, DraftHeadArgs, DraftNormArgs, ExactArgs, LogitArgs, SiluArgs,
-    Tuning,
+    CombineArgs, DigitArgs, DraftEmbedArgs, DraftHeadArgs, DraftNormArgs, LogitArgs, SiluArgs, Tuning,
 };
 use crate::matrix::{Product, ProductKernels};
 use crate::weights::Weights;
@@ -32,13 +31,14 @@ pub(super) struct RoundBuffers {
     attn_in: Buffer<f32>,
     projected: Buffer<f32>,
     ffn_in: Buffer<f32>,
-    q: Buffer<f32>,
-    /// `[rows][heads]`: factor of each query's scores, in digits.
+    /// `[rows][heads][hi 128, lo 128]`
+    q: Buffer<u8>,
+    /// `[rows][heads]`: factor of each query's scores.
     q_factors: Buffer<f32>,
     part_o: Buffer<f32>,
-    part_ml: Buffer<f32>,
-    /// K and V of one layer at a time, a block for each sequence. Zeroed: attention multiplies what it masks by 0.
-    own: Buffer<u16>,
+    part_l: Buffer<f32>,
+    /// K and V of one layer at a time, a block for each sequence. Zeroed: attention multiplies the scales of what it masks by 0.
+    own: Buffer<u8>,
     act_hidden: Activations,
     act_attention: Activations,
     act_ffn: Activations,
@@ -49,7 +49,7 @@ impl RoundBuffers {
         context: &Arc<Context>,
         c: &DflashConfig,
         weights: &DraftWeights,
-        kv: KvType,
+        digits: Digits,
     ) -> Result<Self, CudaError> {
         let rows = round_rows(c);
         let of =
@@ -64,13 +64,13 @@ impl RoundBuffers {
             attn_in: f32s(longest(&attn_in))?,
             projected: f32s(longest(&[&attn_out[..], &down].concat()))?,
             ffn_in: f32s(longest(&ffn_in))?,
-            q: f32s(rows * c.q_width())?,
+            q: Buffer::new(context, rows * c.q_width() * 2, "rows of the draft")?,
             q_factors: f32s(rows * c.heads)?,
             part_o: f32s(parts * PART_VALUES)?,
-            part_ml: f32s(parts * 16 * 2)?,
+            part_l: f32s(parts * 16)?,
             own: Buffer::zeroed(
                 context,
-                most_sequences(c) * layer_halves(c, kv),
+                most_sequences(c) * layer_bytes(digits, c.kv_heads),
                 "K and V of drafted blocks",
             )?,
             act_hidden: Activations::new(context, rows, c.hidden, &[&attn_in[..], &ffn_in].concat())?,
@@ -243,7 +243,7 @@ impl Drafter {
         let stream = target.stream;
         let (heads, kv_heads) = (c.heads as u32, c.kv_heads as u32);
         let (q_width, kv_width) = (c.q_width() as u32, c.kv_width() as u32);
-        let own_halves = layer_halves(c, self.kv) as u64;
+        let layer_bytes = layer_bytes(self.digits, c.kv_heads);
         let head_args = DraftHeadArgs {
             part: b.attn_in.at(0),
             q_norm: layer.q_norm,
@@ -252,9 +252,10 @@ impl Drafter {
             positions: self.data.positions(),
             slots: self.data.slots(),
             q: b.q.at(0),
+            f: b.q_factors.at(0),
             kv: b.own.at(0),
-            block_halves: own_halves,
-            layer_halves: 0,
+            block_bytes: layer_bytes as u64,
+            layer_bytes: 0,
             segments: layer.attn_in.output_segments(n),
             n: n as u32,
             width: layer.attn_in.out_rows as u32,
@@ -264,16 +265,36 @@ impl Drafter {
             k_at: q_width,
             v_at: q_width + kv_width,
             eps: c.rms_eps,
-            factor: self.kv.digits().map_or(0.0, |digits| score_factor(c.head_dim, digits)),
-            f: b.q_factors.at(0),
+            factor: score_factor(c.head_dim, self.digits),
         };
         let grid = ((heads + 2 * kv_heads).div_ceil(4), n as u32);
         stream.launch(&self.kernels.heads, Launch::new(grid, 128), &head_args)?;
 
-        let kv = target.sliding.memory.at(2 * (self.first_plane + index * layer_halves(c, self.kv)));
+        let attend = DigitArgs {
+            q: b.q.at(0),
+            f: b.q_factors.at(0),
+            kv: target.sliding.memory.at(self.first_plane + index * layer_bytes),
+            block_bytes: target.sliding.block_bytes,
+            tiles: self.data.tiles(),
+            counts: self.data.counts(),
+            tables: self.data.tables(),
+            part_o: b.part_o.at(0),
+            part_l: b.part_l.at(0),
+            heads,
+            kv_heads,
+            group: heads / kv_heads,
+            window: c.window as u32,
+            own: b.own.at(0),
+            own_bytes: layer_bytes as u64,
+            ends: self.data.ends(),
+            ..DigitArgs::default()
+        };
+        let shape = digits_split_launch(self.digits, &target.tuning, target.multiprocessors);
+        stream.launch(&target.rows.split, shape, &attend)?;
+
         let combine = CombineArgs {
             part_o: b.part_o.at(0),
-            part_l: b.part_ml.at(0),
+            part_l: b.part_l.at(0),
             tiles: self.data.tiles(),
             row_tile: self.data.row_tile(),
             act: target.products.input(&layer.attn_out, b.act_attention.act, n),
@@ -281,57 +302,6 @@ impl Drafter {
             group: heads / kv_heads,
             ..CombineArgs::default()
         };
-        let grid = (q_width / 256, n as u32);
-        if let Some(digits) = self.kv.digits() {
-            let attend = DigitArgs {
-                q: b.q.at(0),
-                f: b.q_factors.at(0),
-                kv,
-                block_bytes: 2 * target.sliding.block_halves,
-                tiles: self.data.tiles(),
-                counts: self.data.counts(),
-                tables: self.data.tables(),
-                part_o: b.part_o.at(0),
-                part_l: b.part_ml.at(0),
-                heads,
-                kv_heads,
-                group: heads / kv_heads,
-                window: c.window as u32,
-                own: b.own.at(0),
-                own_bytes: 2 * own_halves,
-                ends: self.data.ends(),
-                ..DigitArgs::default()
-            };
-            let shape = digits_split_launch(digits, &target.tuning, target.multiprocessors);
-            stream.launch(&target.rows.digits(digits).split, shape, &attend)?;
-            let shape = Launch { shared_bytes: COMBINE_RING_BYTES, ..Launch::new(grid, 256) };
-            return stream.launch(&target.rows.digits_combine, shape, &combine);
-        }
-        let attend = ExactArgs {
-            q: b.q.at(0),
-            kv,
-            block_halves: target.sliding.block_halves,
-            tiles: self.data.tiles(),
-            counts: self.data.counts(),
-            tables: self.data.tables(),
-            part_o: b.part_o.at(0),
-            part_ml: b.part_ml.at(0),
-            heads,
-            kv_heads,
-            group: heads / kv_heads,
-            window: c.window as u32,
-            scale: 1.0 / (c.head_dim as f32).sqrt(),
-            own: b.own.at(0),
-            own_halves,
-            ends: self.data.ends(),
-            ..ExactArgs::default()
-        };
-        let shape = Launch {
-            shared_bytes: EXACT_SHARED_BYTES,
-            ..Launch::new((target.multiprocessors * 2, 1), EXACT_THREADS)
-        };
-        stream.launch(&target.rows.exact_split, shape, &attend)?;
-
-        stream.launch(&target.rows.exact_combine, Launch::new(grid, 256), &combine)
+        stream.launch(&target.rows.combine, combine_launch(c.q_width(), n), &combine)
     }
 }

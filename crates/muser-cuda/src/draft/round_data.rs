@@ -10,7 +10,7 @@ use super::{round_rows, tile_tokens};
 use crate::CudaError;
 use crate::driver::{Buffer, Context, Pinned, Stream};
 
-/// u32 values of a tile (`struct Tile` in `kernels/attention.cuh`), and of what comes with it (`ExactArgs::ends`).
+/// u32 values of a tile (`struct Tile` in `kernels/attention.cuh`), and of what comes with it (`DigitArgs::ends`).
 const TILE_LEN: usize = 8;
 const ENDS_LEN: usize = 3;
 

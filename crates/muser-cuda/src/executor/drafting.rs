@@ -9,7 +9,7 @@ use super::{CudaExecutor, angles, check_bound, copy_rows, types_of, weight_types
 use crate::CudaError;
 use crate::draft::{self, DRAFT_ROUTE, Drafter, RoundTarget};
 use crate::driver::Buffer;
-use crate::forward::{TOP_ROWS, id_of_rank};
+use crate::forward::{TOP_ROWS, id_of_rank, layer_bytes};
 use crate::kernels::Tuning;
 use crate::selftest::{self, Card};
 
@@ -25,18 +25,15 @@ impl CudaExecutor {
         check_draft(draft, &self.model, "cuda")?;
         draft::check_shapes(&draft.config)
             .map_err(|e| ExecError::Unsupported { backend: "cuda", what: e.to_string() })?;
-        if self.options.kv.digits().is_some() {
-            for (i, layer) in draft.layers.iter().enumerate() {
-                let bound = draft_score_bound(&layer.attn_q_norm, &layer.attn_k_norm, draft.config.head_dim);
-                check_bound(&format!("draft layer {i}"), bound, MAX_LOG2_DRAFT_SCORE)
-                    .map_err(|e| ExecError::Unsupported { backend: "cuda", what: e.to_string() })?;
-            }
+        for (i, layer) in draft.layers.iter().enumerate() {
+            let bound = draft_score_bound(&layer.attn_q_norm, &layer.attn_k_norm, draft.config.head_dim);
+            check_bound(&format!("draft layer {i}"), bound, MAX_LOG2_DRAFT_SCORE)
+                .map_err(|e| ExecError::Unsupported { backend: "cuda", what: e.to_string() })?;
         }
         let drafter = self.load_draft(draft).map_err(|e| self.fail(e))?;
         self.graphs.clear();
         self.info.draft = Some(drafter.info());
-        self.info.sliding_block_bytes +=
-            draft.layers.len() * draft::layer_halves(&draft.config, self.options.kv) * 2;
+        self.info.sliding_block_bytes += draft.layers.len() * layer_bytes(self.digits, draft.config.kv_heads);
         self.info.route = format!("{}+{DRAFT_ROUTE}-{}", self.info.route, draft_mark(draft));
         self.drafter = Some(drafter);
         Ok(())
@@ -50,23 +47,16 @@ impl CudaExecutor {
                 draft_types(draft).into_iter().filter(|ty| !tested.contains(ty)).collect();
             let (context, kernels) = (&self.context, &self.kernels);
             let card = Card { context, kernels, products: &self.products, stream: &self.stream };
-            let compared = selftest::of_draft(&card, &new)?.compared;
+            let compared = selftest::of_draft(&card, &new, self.digits)?.compared;
             tracing::debug!(compared, "the draft's kernels are right");
         }
         // A block reaches beyond the context by what is proposed there.
         let own_angles = angles(c.rope_theta, c.head_dim, g.context + c.block_size);
         let own_angles = Buffer::from_slice(&self.context, &own_angles, "the draft's rotation angles")?;
-        let first_plane = self.info.sliding_block_bytes / 2;
+        let first_plane = self.info.sliding_block_bytes;
         let rows = self.options.max_rows;
-        let drafter = Drafter::new(
-            &self.context,
-            &self.kernels,
-            draft,
-            rows,
-            first_plane,
-            own_angles,
-            self.options.kv,
-        )?;
+        let drafter =
+            Drafter::new(&self.context, &self.kernels, draft, rows, first_plane, own_angles, self.digits)?;
         self.products.reserve(&self.context, drafter.products())?;
         Ok(drafter)
     }

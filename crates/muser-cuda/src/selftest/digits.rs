@@ -1,5 +1,6 @@
 //! Attention in exact integers against its scalar definition: what is stored, every kernel that attends, blocks that leave.
 
+use muser_backend::arith;
 use muser_backend::arith::attention::{
     self as definition, Digits, StoredHead, TOP_16, digits, hadamard, quantize, score_factor,
 };
@@ -13,26 +14,22 @@ use crate::driver::{Buffer, Launch};
 use crate::forward::{digits_many_launch, digits_split_launch, head_layout};
 use crate::kernels::{DigitArgs, RopeArgs, TransposeArgs, Tuning};
 
-/// Checks these widths; returns how many values were compared.
-pub(super) fn check(card: &Card<'_>, widths: &[Digits], random: &mut Random) -> Result<usize, CudaError> {
-    let mut compared = 0;
-    for &kv in widths {
-        compared += heads(card, kv, random)?;
-        for shape in [
-            Shape { group: 16, rows: 1, start: 300, window: 0 },
-            Shape { group: 16, rows: 9, start: 505, window: 100 },
-            Shape { group: 2, rows: 16, start: 250, window: 0 },
-            Shape { group: 1, rows: 3, start: 0, window: 0 },
-        ] {
-            compared += attention(card, kv, shape, random)?;
-        }
-        compared += transposed(card, kv, random)?;
+/// Checks the kernels of one width; returns how many values were compared.
+pub(super) fn check(card: &Card<'_>, kv: Digits, random: &mut Random) -> Result<usize, CudaError> {
+    let mut compared = heads(card, kv, true, random)? + heads(card, kv, false, random)?;
+    for shape in [
+        Shape { group: 16, rows: 1, start: 300, window: 0 },
+        Shape { group: 16, rows: 9, start: 505, window: 100 },
+        Shape { group: 2, rows: 16, start: 250, window: 0 },
+        Shape { group: 1, rows: 3, start: 0, window: 0 },
+    ] {
+        compared += attention(card, kv, shape, random)?;
     }
-    Ok(compared)
+    Ok(compared + transposed(card, kv, random)?)
 }
 
 /// A head on the card, written at a position.
-fn put(head: &mut [u8], kv: Digits, row: usize, k: &StoredHead, v: &StoredHead) {
+pub(super) fn put(head: &mut [u8], kv: Digits, row: usize, k: &StoredHead, v: &StoredHead) {
     let layout = head_layout(kv);
     for (plane, (k, v)) in [(&k.hi, &v.hi), (&k.lo, &v.lo)].into_iter().take(kv.count()).enumerate() {
         for d in 0..HEAD {
@@ -44,45 +41,92 @@ fn put(head: &mut [u8], kv: Digits, row: usize, k: &StoredHead, v: &StoredHead) 
     head[layout.v_scales() + 4 * row..][..4].copy_from_slice(&v.d.to_le_bytes());
 }
 
-fn rotated_key(mut k: Vec<f32>, kv: Digits) -> StoredHead {
+pub(super) fn rotated_key(mut k: Vec<f32>, kv: Digits) -> StoredHead {
     hadamard(&mut k);
     StoredHead::of(&k, kv)
 }
 
-fn failure(kernel: &str, what: String) -> CudaError {
+pub(super) fn failure(kernel: &str, what: String) -> CudaError {
     CudaError::SelfTest { kernel: kernel.to_owned(), what }
 }
 
-/// Two rows through `rope_digits_*`: one with an infinity in its query and key, whose codes are zeros.
-fn heads(card: &Card<'_>, kv: Digits, random: &mut Random) -> Result<usize, CudaError> {
+/// A query before the Hadamard matrix, as its digits (`[hi 128, lo 128]`) and the factor of its scores.
+pub(super) fn stored_query(mut q: Vec<f32>, kv: Digits) -> (Vec<u8>, f32) {
+    hadamard(&mut q);
+    let mut codes = [0i16; HEAD];
+    let f = quantize(&q, TOP_16, true, &mut codes) * score_factor(HEAD, kv);
+    let (hi, lo): (Vec<u8>, Vec<u8>) =
+        codes.map(digits).map(|(hi, lo)| (hi as u8, lo as u8)).into_iter().unzip();
+    ([hi, lo].concat(), f)
+}
+
+/// Compares digits and factors of queries that a kernel has written.
+pub(super) fn same_queries(
+    kernel: &str,
+    expected: &[(Vec<u8>, f32)],
+    (digits, factors): (&Buffer<u8>, &Buffer<f32>),
+) -> Result<usize, CudaError> {
+    let mut found = vec![0u8; expected.len() * 2 * HEAD];
+    digits.read(0, &mut found)?;
+    let factors = read(factors, expected.len())?;
+    for (i, ((codes, f), found)) in expected.iter().zip(found.chunks_exact(2 * HEAD)).enumerate() {
+        let same_factor = f.to_bits() == factors[i].to_bits() || (f.is_nan() && factors[i].is_nan());
+        if codes != found || !same_factor {
+            let what = format!("query {i}: expected the factor {f:e} and its codes, found {:e}", factors[i]);
+            return Err(failure(kernel, what));
+        }
+    }
+    Ok(found.len())
+}
+
+/// Compares all bytes of K and V.
+pub(super) fn same_blocks(kernel: &str, expected: &[u8], on_card: &Buffer<u8>) -> Result<usize, CudaError> {
+    let mut found = vec![0u8; expected.len()];
+    on_card.read(0, &mut found)?;
+    match expected.iter().zip(&found).position(|(e, f)| e != f) {
+        Some(at) => {
+            let what = format!("byte {at} of K and V: expected {}, found {}", expected[at], found[at]);
+            Err(failure(kernel, what))
+        }
+        None => Ok(found.len()),
+    }
+}
+
+/// Two rows through `rope_digits_*`, with rotation and (as on layers that see everything) without: one with infinities in its
+/// query, key and value, whose codes are zeros. Bytes of other rows stay.
+fn heads(card: &Card<'_>, kv: Digits, rotates: bool, random: &mut Random) -> Result<usize, CudaError> {
     let name = format!("rope_digits_{}", kv.count());
     let (n, heads, segments) = (2, 4, 3);
     let (k_at, v_at, width) = (heads * HEAD, 2 * heads * HEAD + HEAD, 2 * heads * HEAD + 2 * HEAD);
     let mut part = row(random, segments * n * width);
     part[width + 5] = f32::INFINITY;
+    part[width + k_at + 9] = f32::INFINITY;
     part[width + v_at + 7] = f32::NEG_INFINITY;
     let weights = row(random, 2 * HEAD);
-    let angles = row(random, n * HEAD);
+    let turned = row(random, n * HEAD);
+    let unturned = [1.0, 0.0].repeat(n * HEAD / 2);
+    let angles = if rotates { turned } else { unturned };
     let places = [(1usize, 255usize), (0, 3)];
     let data: Vec<u32> = [0, 1].into_iter().chain(places.map(|(b, p)| (b * BLOCK_LEN + p) as u32)).collect();
     let floats = |values: &[f32]| Buffer::from_slice(card.context, values, "self-test rows");
     let (part_on, weights_on, angles_on) = (floats(&part)?, floats(&weights)?, floats(&angles)?);
     let data_on = Buffer::from_slice(card.context, &data, "self-test positions")?;
     let layout = head_layout(kv);
-    let kv_on = Buffer::<u8>::zeroed(card.context, 2 * layout.bytes(), "self-test KV")?;
+    let mut expected = vec![0xABu8; 2 * layout.bytes()];
+    let kv_on = Buffer::from_slice(card.context, &expected, "self-test KV")?;
     let q_on = Buffer::<u8>::zeroed(card.context, n * heads * 2 * HEAD, "self-test queries")?;
     let f_on = Buffer::<f32>::zeroed(card.context, n * heads, "self-test queries")?;
-    let factor = score_factor(HEAD, kv);
     let args = RopeArgs {
         part: part_on.at(0),
         q_norm: weights_on.at(0),
         k_norm: weights_on.at(HEAD),
-        angles: angles_on.at(0),
+        angles: if rotates { angles_on.at(0) } else { 0 },
         positions: data_on.at(0),
         slots: data_on.at(2),
         q: q_on.at(0),
+        f: f_on.at(0),
         kv: kv_on.at(0),
-        block_halves: (layout.bytes() / 2) as u64,
+        block_bytes: layout.bytes() as u64,
         segments: segments as u32,
         n: n as u32,
         heads: heads as u32,
@@ -91,49 +135,24 @@ fn heads(card: &Card<'_>, kv: Digits, random: &mut Random) -> Result<usize, Cuda
         k_at: k_at as u32,
         v_at: v_at as u32,
         eps: EPS,
-        q_scale: factor,
-        f: f_on.at(0),
-        ..RopeArgs::default()
+        factor: score_factor(HEAD, kv),
     };
     let grid = ((heads + 2).div_ceil(4) as u32, n as u32);
     card.stream.launch(&card.kernels.get(&name)?, Launch::new(grid, 128), &args)?;
     card.stream.synchronize()?;
-    let (mut found, mut q_found) = (vec![0u8; 2 * layout.bytes()], vec![0u8; n * heads * 2 * HEAD]);
-    kv_on.read(0, &mut found)?;
-    q_on.read(0, &mut q_found)?;
-    let f_found = read(&f_on, n * heads)?;
-    let mut expected = vec![0u8; 2 * layout.bytes()];
+    let mut queries = Vec::new();
     for (r, (block, position)) in places.into_iter().enumerate() {
         let angles = &angles[r * HEAD..][..HEAD];
         for head in 0..heads {
             let x = summed(&part, (n, width), r, head * HEAD, HEAD);
-            let mut q = rotated(&x, &weights[..HEAD], angles);
-            hadamard(&mut q);
-            let mut codes = [0i16; HEAD];
-            let f = quantize(&q, TOP_16, true, &mut codes) * factor;
-            let at = r * heads + head;
-            let both = [0, HEAD].map(|plane| &q_found[at * 2 * HEAD + plane..][..HEAD]);
-            let same_codes =
-                codes.iter().enumerate().all(|(d, c)| digits(*c) == (both[0][d] as i8, both[1][d] as i8));
-            if !same_codes || (f.to_bits() != f_found[at].to_bits() && !(f.is_nan() && f_found[at].is_nan()))
-            {
-                let what =
-                    format!("query {at}: expected the factor {f:e} and its codes, found {:e}", f_found[at]);
-                return Err(failure(&name, what));
-            }
+            queries.push(stored_query(rotated(&x, &weights[..HEAD], angles), kv));
         }
         let k = rotated(&summed(&part, (n, width), r, k_at, HEAD), &weights[HEAD..], angles);
         let v = summed(&part, (n, width), r, v_at, HEAD);
         let head = &mut expected[block * layout.bytes()..][..layout.bytes()];
         put(head, kv, position, &rotated_key(k, kv), &StoredHead::of(&v, kv));
     }
-    match expected.iter().zip(&found).position(|(e, f)| e != f) {
-        Some(at) => Err(failure(
-            &name,
-            format!("byte {at} of K and V: expected {}, found {}", expected[at], found[at]),
-        )),
-        None => Ok(found.len() + q_found.len()),
-    }
+    Ok(same_queries(&name, &queries, (&q_on, &f_on))? + same_blocks(&name, &expected, &kv_on)?)
 }
 
 /// What a sequence of one KV head asks for.
@@ -150,11 +169,6 @@ struct Shape {
 fn attention(card: &Card<'_>, kv: Digits, shape: Shape, random: &mut Random) -> Result<usize, CudaError> {
     let Shape { group, rows, start, window } = shape;
     let (end, layout) = (start + rows, head_layout(kv));
-    let normed = |random: &mut Random, size: f32| {
-        let x = row(random, HEAD);
-        let r = size * arith_inverse_rms(&x);
-        x.into_iter().map(|x| x * r).collect::<Vec<f32>>()
-    };
     // Stale codes behind the end must not matter.
     let written = end + 5;
     let keys: Vec<_> = (0..written).map(|_| rotated_key(normed(random, 2.0), kv)).collect();
@@ -165,7 +179,6 @@ fn attention(card: &Card<'_>, kv: Digits, shape: Shape, random: &mut Random) -> 
         let block = blocks - 1 - position / BLOCK_LEN;
         put(&mut memory[block * layout.bytes()..][..layout.bytes()], kv, position % BLOCK_LEN, k, v);
     }
-    let factor = score_factor(HEAD, kv);
     let (mut q_bytes, mut factors, mut expected) = (Vec::new(), Vec::new(), Vec::new());
     for r in 0..rows {
         let position = start + r;
@@ -173,12 +186,9 @@ fn attention(card: &Card<'_>, kv: Digits, shape: Shape, random: &mut Random) -> 
         for _ in 0..group {
             let q = normed(random, 1.9);
             expected.push(definition::attend(&q, &keys, &values, |j| (first..=position).contains(&j), kv));
-            let mut q = q;
-            hadamard(&mut q);
-            let mut codes = [0i16; HEAD];
-            factors.push(quantize(&q, TOP_16, true, &mut codes) * factor);
-            q_bytes.extend(codes.iter().map(|c| digits(*c).0 as u8));
-            q_bytes.extend(codes.iter().map(|c| digits(*c).1 as u8));
+            let (codes, f) = stored_query(q, kv);
+            q_bytes.extend(codes);
+            factors.push(f);
         }
     }
     let upload = |bytes: &[u8]| Buffer::from_slice(card.context, bytes, "self-test KV");
@@ -264,8 +274,11 @@ fn attention(card: &Card<'_>, kv: Digits, shape: Shape, random: &mut Random) -> 
     Ok(compared)
 }
 
-fn arith_inverse_rms(x: &[f32]) -> f32 {
-    muser_backend::arith::inverse_rms(muser_backend::arith::row_dot(x, x), HEAD, EPS)
+/// A random head with a root mean square of `size`.
+pub(super) fn normed(random: &mut Random, size: f32) -> Vec<f32> {
+    let x = row(random, HEAD);
+    let r = size * arith::inverse_rms(arith::row_dot(&x, &x), HEAD, EPS);
+    x.into_iter().map(|x| x * r).collect()
 }
 
 /// A block out and in again.

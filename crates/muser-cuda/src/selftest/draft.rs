@@ -1,31 +1,33 @@
 //! The steps of a draft, and the selection of the largest logits, on random rows against the scalar definitions.
 
-use half::f16;
 use muser_backend::arith;
+use muser_backend::arith::attention::{self as definition, Digits, StoredHead, score_factor};
 use muser_backend::candidates;
 use muser_backend::conformance::Random;
 use muser_kv::BLOCK_LEN;
 
 use super::Card;
-use super::steps::{EPS, HEAD, activations, attended_over, dequantised, quantised, read, row, same, summed};
+use super::digits::{normed, put, rotated_key, same_blocks, same_queries, stored_query};
+use super::steps::{EPS, HEAD, activations, dequantised, quantised, read, row, same, summed};
 use crate::CudaError;
 use crate::driver::{Buffer, Launch};
 use crate::forward::{
-    EXACT_SHARED_BYTES, EXACT_THREADS, SELECT_KEYS, SELECT_THREADS, SelectShape, id_of_rank, value_of_rank,
+    SELECT_KEYS, SELECT_THREADS, SelectShape, combine_launch, digits_split_launch, head_layout, id_of_rank,
+    value_of_rank,
 };
 use crate::kernels::{
-    CombineArgs, DraftEmbedArgs, DraftHeadArgs, DraftNormArgs, DraftTapArgs, ExactArgs, SelectArgs,
+    CombineArgs, DigitArgs, DraftEmbedArgs, DraftHeadArgs, DraftNormArgs, DraftTapArgs, SelectArgs, Tuning,
 };
 
-/// Checks every kernel of a draft; returns how many values were compared.
-pub(super) fn check(card: &Card<'_>, random: &mut Random) -> Result<usize, CudaError> {
+/// Checks every kernel of a draft with K and V of one width; returns how many values were compared.
+pub(super) fn check(card: &Card<'_>, kv: Digits, random: &mut Random) -> Result<usize, CudaError> {
     let mut compared = tap(card, random)? + embed(card, random)?;
     for hidden in [2560, 512] {
         compared += norm(card, hidden, true, random)? + norm(card, hidden, false, random)?;
     }
-    compared += heads(card, true, random)? + heads(card, false, random)?;
+    compared += heads(card, kv, true, random)? + heads(card, kv, false, random)?;
     for position in [300, 256, 0] {
-        compared += attention(card, position, random)?;
+        compared += attention(card, kv, position, random)?;
     }
     Ok(compared)
 }
@@ -122,8 +124,9 @@ fn rotated(x: &[f32], weight: &[f32], angles: &[f32]) -> Vec<f32> {
     first.chain(second).collect()
 }
 
-/// Query heads, and K and V of two layers; not computed: zeros in their place.
-fn heads(card: &Card<'_>, computed: bool, random: &mut Random) -> Result<usize, CudaError> {
+/// Query heads, and K and V of two layers; not computed: zeros in their place. Bytes of other rows stay.
+fn heads(card: &Card<'_>, kv: Digits, computed: bool, random: &mut Random) -> Result<usize, CudaError> {
+    let name = format!("draft_heads_{}", kv.count());
     let (n, heads, layers, segments) = (2usize, 3usize, 2usize, 3usize);
     let (k_at, v_at) = (heads * HEAD, (heads + layers) * HEAD);
     let width = (heads + 2 * layers) * HEAD;
@@ -139,10 +142,11 @@ fn heads(card: &Card<'_>, computed: bool, random: &mut Random) -> Result<usize, 
     let floats = |values: &[f32]| Buffer::from_slice(card.context, values, "self-test rows");
     let (part_on, weights_on, angles_on) = (floats(&part)?, floats(&weights)?, floats(&angles)?);
     let data_on = Buffer::from_slice(card.context, &data, "self-test positions")?;
-    let layer_halves = 2 * BLOCK_LEN * HEAD;
-    let block_halves = layers * layer_halves;
-    let kv_on = Buffer::from_slice(card.context, &vec![0x7E00u16; 2 * block_halves], "self-test KV")?;
-    let q_on = floats(&vec![f32::NAN; n * heads * HEAD])?;
+    let layer_bytes = head_layout(kv).bytes();
+    let mut expected = vec![0xABu8; 2 * layers * layer_bytes];
+    let kv_on = Buffer::from_slice(card.context, &expected, "self-test KV")?;
+    let q_on = Buffer::<u8>::zeroed(card.context, n * heads * 2 * HEAD, "self-test queries")?;
+    let f_on = floats(&vec![f32::NAN; n * heads])?;
     let args = DraftHeadArgs {
         part: if computed { part_on.at(0) } else { 0 },
         q_norm: weights_on.at(0),
@@ -151,9 +155,10 @@ fn heads(card: &Card<'_>, computed: bool, random: &mut Random) -> Result<usize, 
         positions: data_on.at(0),
         slots: data_on.at(2),
         q: q_on.at(0),
+        f: f_on.at(0),
         kv: kv_on.at(0),
-        block_halves: block_halves as u64,
-        layer_halves: layer_halves as u64,
+        block_bytes: (layers * layer_bytes) as u64,
+        layer_bytes: layer_bytes as u64,
         segments: segments as u32,
         n: n as u32,
         width: width as u32,
@@ -163,78 +168,73 @@ fn heads(card: &Card<'_>, computed: bool, random: &mut Random) -> Result<usize, 
         k_at: k_at as u32,
         v_at: v_at as u32,
         eps: EPS,
-        factor: 0.0,
-        f: 0,
+        factor: score_factor(HEAD, kv),
     };
     let grid = ((heads + 2 * layers).div_ceil(4) as u32, n as u32);
-    card.stream.launch(&card.kernels.get("draft_heads")?, Launch::new(grid, 128), &args)?;
+    card.stream.launch(&card.kernels.get(&name)?, Launch::new(grid, 128), &args)?;
     card.stream.synchronize()?;
-    let mut kv = vec![0u16; 2 * block_halves];
-    kv_on.read(0, &mut kv)?;
-    let q = read(&q_on, n * heads * HEAD)?;
-    let stored = |x: f32| f16::from_f32(x.clamp(-65504.0, 65504.0)).to_f32();
-    let mut compared = 0;
+    let mut queries = Vec::new();
     for (r, (block, position)) in places.into_iter().enumerate() {
         let angles = &angles[r * HEAD..][..HEAD];
-        for head in (0..heads).filter(|_| computed) {
-            let expected =
-                rotated(&summed(&part, (n, width), r, head * HEAD, HEAD), &weights[..HEAD], angles);
-            compared +=
-                same("draft_heads", "query value", &expected, &q[(r * heads + head) * HEAD..][..HEAD])?;
-        }
+        let sums = |at: usize| summed(&part, (n, width), r, at, HEAD);
+        queries.extend(
+            (0..heads).map(|head| stored_query(rotated(&sums(head * HEAD), &weights[..HEAD], angles), kv)),
+        );
         for layer in 0..layers {
-            let half =
-                |at: usize| f16::from_bits(kv[block * block_halves + layer * layer_halves + at]).to_f32();
             let (mut k, mut v) = (vec![0.0; HEAD], vec![0.0; HEAD]);
             if computed {
-                let weight = &weights[(1 + layer) * HEAD..][..HEAD];
-                k = rotated(&summed(&part, (n, width), r, k_at + layer * HEAD, HEAD), weight, angles);
-                v = summed(&part, (n, width), r, v_at + layer * HEAD, HEAD);
+                k = rotated(&sums(k_at + layer * HEAD), &weights[(1 + layer) * HEAD..][..HEAD], angles);
+                v = sums(v_at + layer * HEAD);
             }
-            let (k, v): (Vec<f32>, Vec<f32>) =
-                (k.into_iter().map(stored).collect(), v.into_iter().map(stored).collect());
-            let k_found: Vec<f32> = (0..HEAD).map(|d| half(position * HEAD + d)).collect();
-            let v_found: Vec<f32> =
-                (0..HEAD).map(|d| half(BLOCK_LEN * HEAD + d * BLOCK_LEN + position)).collect();
-            compared +=
-                same("draft_heads", "key value", &k, &k_found)? + same("draft_heads", "value", &v, &v_found)?;
+            let head = &mut expected[(block * layers + layer) * layer_bytes..][..layer_bytes];
+            put(head, kv, position, &rotated_key(k, kv), &StoredHead::of(&v, kv));
         }
+    }
+    let mut compared = same_blocks(&name, &expected, &kv_on)?;
+    if computed {
+        compared += same_queries(&name, &queries, (&q_on, &f_on))?;
     }
     Ok(compared)
 }
 
 /// Three rows of two query heads and one key head, the first at `position`: the context through a window, then the block.
-fn attention(card: &Card<'_>, position: usize, random: &mut Random) -> Result<usize, CudaError> {
+fn attention(card: &Card<'_>, kv: Digits, position: usize, random: &mut Random) -> Result<usize, CudaError> {
+    let name = format!("digits_split_{}", kv.count());
     let (heads, rows, window) = (2usize, 3usize, 200usize);
-    let width = heads * HEAD;
-    let q = row(random, rows * width);
-    let block_halves = 2 * BLOCK_LEN * HEAD;
-    let halves = |random: &mut Random, count: usize| -> Vec<u16> {
-        row(random, count).iter().map(|v| f16::from_f32(*v).to_bits()).collect()
-    };
-    // The table swaps the blocks of the context; the block's own is the second of its kind.
-    let (kv, own) = (halves(random, 2 * block_halves), halves(random, 2 * block_halves));
+    let (width, layout) = (heads * HEAD, head_layout(kv));
     let blocks = position.div_ceil(BLOCK_LEN);
+    // The table swaps the blocks of the context; the block's own is the second of its kind. Rows behind the context and the
+    // block are stale.
+    let mut memory = vec![0u8; 2 * layout.bytes()];
+    let mut own = vec![0u8; 2 * layout.bytes()];
+    let (mut keys, mut values) = (Vec::new(), Vec::new());
+    for j in 0..(blocks + 1) * BLOCK_LEN {
+        let (block, place) = (j / BLOCK_LEN, j % BLOCK_LEN);
+        let (k, v) = (rotated_key(normed(random, 2.0), kv), StoredHead::of(&row(random, HEAD), kv));
+        let head = if block < blocks {
+            &mut memory[(1 - block) * layout.bytes()..][..layout.bytes()]
+        } else {
+            &mut own[layout.bytes()..]
+        };
+        put(head, kv, place, &k, &v);
+        keys.push(k);
+        values.push(v);
+    }
     let first_of = |row: usize| (position + row + 1).saturating_sub(window).min(position);
     let first_block = (first_of(0) / BLOCK_LEN).min(blocks);
-    let mut expected = Vec::new();
+    // The context takes whole blocks, the block comes behind them.
+    let own_at = blocks * BLOCK_LEN;
+    let (mut codes, mut factors, mut expected) = (Vec::new(), Vec::new(), Vec::new());
     for r in 0..rows {
-        for head in 0..heads {
-            let q = &q[r * width + head * HEAD..][..HEAD];
-            let mut seen: Vec<(&[u16], std::ops::Range<usize>)> = Vec::new();
-            for block in first_block..blocks {
-                let memory = &kv[(1 - block) * block_halves..][..block_halves];
-                let at = block * BLOCK_LEN;
-                let (from, to) = (first_of(r).clamp(at, at + BLOCK_LEN), position.min(at + BLOCK_LEN));
-                if from < to {
-                    seen.push((memory, from - at..to - at));
-                }
-            }
-            seen.push((&own[block_halves..], 0..rows));
-            expected.extend(attended_over(q, &seen));
+        let sees = |j: usize| (first_of(r)..position).contains(&j) || (own_at..own_at + rows).contains(&j);
+        for _ in 0..heads {
+            let q = normed(random, 1.9);
+            expected.extend(definition::attend(&q, &keys, &values, sees, kv));
+            let (digits, f) = stored_query(q, kv);
+            codes.extend(digits);
+            factors.push(f);
         }
     }
-    let codes = quantised(&expected);
     let parts = (blocks - first_block + 1) as u32;
     // counts, row_tile and padding, a tile, its ends.
     let tile = [0, rows as u32, position as u32, first_block as u32, first_block as u32, parts, 0, parts];
@@ -245,36 +245,37 @@ fn attention(card: &Card<'_>, position: usize, random: &mut Random) -> Result<us
         .collect();
     let data_on = Buffer::from_slice(card.context, &data, "self-test data")?;
     let table_on = Buffer::from_slice(card.context, &[1u32, 0], "self-test data")?;
-    let q_on = Buffer::from_slice(card.context, &q, "self-test queries")?;
-    let kv_on = Buffer::from_slice(card.context, &kv, "self-test KV")?;
-    let own_on = Buffer::from_slice(card.context, &own, "self-test KV")?;
-    let part_o = Buffer::<f32>::zeroed(card.context, 3 * 16 * HEAD, "self-test sums")?;
-    let part_ml = Buffer::<f32>::zeroed(card.context, 3 * 16 * 2, "self-test sums")?;
+    let bytes = |values: &[u8]| Buffer::from_slice(card.context, values, "self-test KV");
+    let (q_on, kv_on, own_on) = (bytes(&codes)?, bytes(&memory)?, bytes(&own)?);
+    let floats = |values: &[f32]| Buffer::from_slice(card.context, values, "self-test sums");
+    let f_on = floats(&factors)?;
+    let part_o = floats(&vec![f32::NAN; parts as usize * 16 * HEAD])?;
+    let part_l = floats(&vec![f32::NAN; parts as usize * 16])?;
     let target = activations(card, rows, width)?;
-    let attend = ExactArgs {
+    let attend = DigitArgs {
         q: q_on.at(0),
+        f: f_on.at(0),
         kv: kv_on.at(0),
-        block_halves: block_halves as u64,
+        block_bytes: layout.bytes() as u64,
         tiles: data_on.at(8),
         counts: data_on.at(0),
         tables: table_on.at(0),
         part_o: part_o.at(0),
-        part_ml: part_ml.at(0),
+        part_l: part_l.at(0),
         heads: heads as u32,
         kv_heads: 1,
         group: heads as u32,
         window: window as u32,
-        scale: 1.0 / (HEAD as f32).sqrt(),
         own: own_on.at(0),
-        own_halves: block_halves as u64,
+        own_bytes: layout.bytes() as u64,
         ends: data_on.at(16),
-        ..ExactArgs::default()
+        ..DigitArgs::default()
     };
-    let shape = Launch { shared_bytes: EXACT_SHARED_BYTES, ..Launch::new((2, 1), EXACT_THREADS) };
-    card.stream.launch(&card.kernels.get("exact_split")?, shape, &attend)?;
+    let shape = digits_split_launch(kv, &Tuning::of(card.context.arch), 2);
+    card.stream.launch(&card.kernels.get(&name)?, shape, &attend)?;
     let combine = CombineArgs {
         part_o: part_o.at(0),
-        part_l: part_ml.at(0),
+        part_l: part_l.at(0),
         tiles: data_on.at(8),
         row_tile: data_on.at(2),
         act: target.act,
@@ -282,10 +283,9 @@ fn attention(card: &Card<'_>, position: usize, random: &mut Random) -> Result<us
         group: heads as u32,
         ..CombineArgs::default()
     };
-    let grid = ((width / 256) as u32, rows as u32);
-    card.stream.launch(&card.kernels.get("exact_combine")?, Launch::new(grid, 256), &combine)?;
+    card.stream.launch(&card.kernels.get("digits_combine")?, combine_launch(width, rows), &combine)?;
     card.stream.synchronize()?;
-    same("exact_split", "output of a drafted block", &codes, &dequantised(&target, rows)?)
+    same(&name, "output of a drafted block", &quantised(&expected), &dequantised(&target, rows)?)
 }
 
 /// Rows with ties and of one value only, with a few and with the most candidates, over one and over several chunks.
