@@ -61,7 +61,10 @@ fn run(model: &Model, kv: KvType, ids: &[u32]) -> (Vec<f32>, String) {
 fn each_route_has_the_bits_that_it_had() {
     let (model, golden) = bundled();
     let ids = golden.u32("ids");
-    for (kv, recorded) in [(KvType::Int16, "3a60b5af71bf1bda15b42f42c12b7037"), (KvType::Int8, "67d35a67990194ed49cb88187919a6ea")] {
+    for (kv, recorded) in [
+        (KvType::Int16, "3a60b5af71bf1bda15b42f42c12b7037"),
+        (KvType::Int8, "67d35a67990194ed49cb88187919a6ea"),
+    ] {
         let (_, found) = run(&model, kv, &ids);
         assert_eq!(found, recorded, "KV type {}: other bits need another route", kv.name());
     }
