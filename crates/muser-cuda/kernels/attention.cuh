@@ -16,11 +16,12 @@ DEVICE Tile load_tile(const Tile* t) {
   return {__ldcg(w), __ldcg(w + 1), __ldcg(w + 2), __ldcg(w + 3), __ldcg(w + 4), __ldcg(w + 5), __ldcg(w + 6), __ldcg(w + 7)};
 }
 
-// Number of the tile of partial result `part`: the last one whose first partial result is not beyond it. For a whole warp.
-DEVICE u32 find_tile(const Tile* tiles, u32 count, u32 part, int lane) {
+// Number of the tile of partial result `part`: the last one whose first partial result is not beyond it. For a whole warp;
+// `first_part` gives a tile's.
+template <class F> DEVICE u32 find_tile(F first_part, u32 count, u32 part, int lane) {
   u32 index = 0;
   for (u32 base = 0; base < count; base += 32) {
-    const bool before = base + lane < count && __ldcg(&tiles[base + lane].part) <= part;
+    const bool before = base + lane < count && first_part(base + lane) <= part;
     index += __popc(__ballot_sync(~0u, before));
   }
   return index - 1;

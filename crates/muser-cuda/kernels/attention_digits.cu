@@ -21,17 +21,31 @@ constexpr int O_STRIDE = 132;  // floats from row to row of a unit's O in shared
 struct Item {
   Tile tile;
   u32 kv_head, at;  // at: block within the tile's blocks
-  const u8* head;
+  u32 block;        // its number; on its way for a while after `seek`
   int first;        // place of the block's first position in the terms of the visible rows
   int end;          // as in `visible`
   bool own;         // the draft's own block: all its rows see all of it
 };
 
+// Tiles of a step that each CTA keeps at hand: with many sequences nearly every turn has another one.
+constexpr u32 NEAR_TILES = 64;
+constexpr int TILE_WORDS = sizeof(Tile) / 4;
+
+DEVICE void bring_tiles(u32* near, const DigitArgs& p, u32 tiles) {
+  if (tiles > NEAR_TILES) return;
+  for (u32 i = threadIdx.x; i < tiles * TILE_WORDS; i += blockDim.x) near[i] = __ldcg((const u32*)p.tiles + i);
+}
+
 // Moves to partial result i, in the same tile if it is there.
-template <int D> DEVICE void seek(Item& item, u32& index, u32 i, const DigitArgs& p, u32 tiles, int lane) {
+DEVICE void seek(Item& item, u32& index, u32 i, const DigitArgs& p, u32 tiles, const u32* near, int lane) {
   if (i - item.tile.part >= item.tile.parts * p.kv_heads) {
-    index = find_tile(p.tiles, tiles, i, lane);
-    item.tile = load_tile(p.tiles + index);
+    if (tiles > NEAR_TILES) {
+      index = find_tile([&](u32 t) { return __ldcg(&p.tiles[t].part); }, tiles, i, lane);
+      item.tile = load_tile(p.tiles + index);
+    } else {
+      index = find_tile([&](u32 t) { return ((const Tile*)near)[t].part; }, tiles, i, lane);
+      item.tile = ((const Tile*)near)[index];
+    }
   }
   const u32 inside = i - item.tile.part;
   item.kv_head = inside / item.tile.parts;
@@ -39,14 +53,19 @@ template <int D> DEVICE void seek(Item& item, u32& index, u32 i, const DigitArgs
   item.own = p.own && item.at + 1 == item.tile.parts;
   const u32* ends = p.ends + (u64)index * 3;
   if (item.own) {
-    item.head = p.own + (u64)__ldcg(ends + 1) * p.own_bytes + item.kv_head * head_bytes<D>();
+    item.block = __ldcg(ends + 1);
     item.first = 0;
     item.end = (int)__ldcg(ends + 2);
   } else {
-    item.head = block_at(p, __ldcg(p.tables + item.tile.table + item.at), item.kv_head * head_bytes<D>());
+    item.block = __ldcg(p.tables + item.tile.table + item.at);
     item.first = (int)(item.tile.first_block + item.at) * 256;
     item.end = p.own ? (int)__ldcg(ends) : -1;
   }
+}
+
+template <int D> DEVICE const u8* head_of(const DigitArgs& p, const Item& item) {
+  const u32 head = item.kv_head * head_bytes<D>();
+  return item.own ? p.own + (u64)item.block * p.own_bytes + head : block_at(p, item.block, head);
 }
 
 // --- a quarter of a unit with a warp: positions 16 m + 4 t + 0..3 of it (quarter m), and dims 32 m .. 32 m + 31
@@ -194,6 +213,7 @@ template <int D> DEVICE void split(const DigitArgs& p) {
   extern __shared__ __align__(1024) u8 sh[];
   __shared__ Shared shared[SPLIT_UNITS];
   __shared__ __align__(16) u8 query_rows[16 * Q_STRIDE];
+  __shared__ __align__(16) u32 near[NEAR_TILES * TILE_WORDS];
   __shared__ float query_f[16], uw[4][16], ul[4][16];
   const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
   const int place = threadIdx.x >> 7, member = threadIdx.x & 127, m = member >> 5;
@@ -212,32 +232,35 @@ template <int D> DEVICE void split(const DigitArgs& p) {
   };
   auto fetch_k = [&](bool on, const Item& item, int round) {
     if (on && seen(item, round)) {
-      stage_keys<D>(buf, item.head + (place + round * SPLIT_UNITS) * 64 * 128, member);
-      stage_scales<D>(buf, item.head, place + round * SPLIT_UNITS, member);
+      const u8* head = head_of<D>(p, item);
+      stage_keys<D>(buf, head + (place + round * SPLIT_UNITS) * 64 * 128, member);
+      stage_scales<D>(buf, head, place + round * SPLIT_UNITS, member);
     }
     cp_commit();
   };
   auto fetch_v = [&](bool on, const Item& item, int round) {
     if (on && seen(item, round)) {
-      stage_values<D>(buf, item.head + (place + round * SPLIT_UNITS) * 64, member);
+      stage_values<D>(buf, head_of<D>(p, item) + (place + round * SPLIT_UNITS) * 64, member);
     }
     cp_commit();
   };
 
   pdl_launch();
   const u32 count = __ldcg(p.counts), tiles = __ldcg(p.counts + 1);
+  if (blockIdx.x < count) bring_tiles(near, p, tiles);
+  __syncthreads();
   Item next;
   u32 index = 0;
   next.tile.part = next.tile.parts = 0;
   bool old = false;
   if (blockIdx.x < count) {
-    seek<D>(next, index, blockIdx.x, p, tiles, lane);
+    seek(next, index, blockIdx.x, p, tiles, near, lane);
     old = !p.own && (next.tile.first_block + next.at + 1) * 256 + STEP_ROWS <= next.tile.pos;
     if (old) {
       fetch_k(true, next, 0);
       fetch_v(true, next, 0);
     } else if (seen(next, 0)) {
-      prefetch_unit<D>(next.head, place, member);
+      prefetch_unit<D>(head_of<D>(p, next), place, member);
     }
   }
   QueryPieces pieces;
@@ -266,7 +289,7 @@ template <int D> DEVICE void split(const DigitArgs& p) {
       q_row = now.tile.row;
       q_head = now.kv_head;
     }
-    if (more) seek<D>(next, index, item + gridDim.x, p, tiles, lane);
+    if (more) seek(next, index, item + gridDim.x, p, tiles, near, lane);
     Rows2 rows = visible(p, now.tile, token, now.end);
     if (now.own) rows.lo[0] = rows.lo[1] = 0;
 #pragma unroll 1
