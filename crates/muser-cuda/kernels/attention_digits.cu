@@ -182,31 +182,6 @@ template <int D> DEVICE void quarter_digits(float (&w)[2], Shared& sh, const flo
   sh.x[m][lane] = make_uint4(hi[0], hi[1], lo[0], lo[1]);
 }
 
-// The pieces of a unit (`stage_k`, `stage_v`) for 128 threads: a thread's pieces are at constant distances.
-template <int D> DEVICE void stage_keys(u32 dst, const u8* k, int i) {
-  const int position = i >> 3, c = i & 7, n = column_of(position);
-  dst += n * 128 + ((c ^ (n & 7)) << 4);
-  k += position * 128 + c * 16;
-#pragma unroll
-  for (int plane = 0; plane < D; plane++) {
-#pragma unroll
-    for (int r = 0; r < 4; r++) cp16(dst + plane * 8192 + r * 16 * 128, k + plane * PLANE + r * 16 * 128);
-  }
-}
-template <int D> DEVICE void stage_scales(u32 dst, const u8* head, int unit, int i) {
-  if (i < 32) cp16(dst + unit_scales<D>() + i * 16, head + scales_at<D>() + (i >> 4) * 1024 + unit * 256 + (i & 15) * 16);
-}
-template <int D> DEVICE void stage_values(u32 dst, const u8* v, int i) {
-  const int dim = i >> 2, c = i & 3;
-  dst += unit_v<D>() + dim * 64 + ((c ^ ((dim >> 1) & 3)) << 4);
-  v += v_at<D>() + dim * 256 + c * 16;
-#pragma unroll
-  for (int plane = 0; plane < D; plane++) {
-#pragma unroll
-    for (int r = 0; r < 4; r++) cp16(dst + plane * 8192 + r * 32 * 64, v + plane * PLANE + r * 32 * 256);
-  }
-}
-
 // One block per turn, SPLIT_UNITS of its units at a time. The next turn's place is known and its K and V are fetched as soon
 // as this turn's have been used. Blocks that this step does not write are fetched before the wait, others as far as L2.
 template <int D> DEVICE void split(const DigitArgs& p) {
@@ -232,15 +207,13 @@ template <int D> DEVICE void split(const DigitArgs& p) {
   };
   auto fetch_k = [&](bool on, const Item& item, int round) {
     if (on && seen(item, round)) {
-      const u8* head = head_of<D>(p, item);
-      stage_keys<D>(buf, head + (place + round * SPLIT_UNITS) * 64 * 128, member);
-      stage_scales<D>(buf, head, place + round * SPLIT_UNITS, member);
+      stage_keys<D, 128>(buf, head_of<D>(p, item), place + round * SPLIT_UNITS, member);
     }
     cp_commit();
   };
   auto fetch_v = [&](bool on, const Item& item, int round) {
     if (on && seen(item, round)) {
-      stage_values<D>(buf, head_of<D>(p, item) + (place + round * SPLIT_UNITS) * 64, member);
+      stage_values<D, 128>(buf, head_of<D>(p, item), place + round * SPLIT_UNITS, member);
     }
     cp_commit();
   };

@@ -46,23 +46,32 @@ DEVICE int column_of(int position) {
   return (position & ~15) + ((position >> 1) & 1) * 8 + ((position >> 2) & 3) * 2 + (position & 1);
 }
 
-// Pieces i of a unit: K and both scales, D * 512 + 32 of them; V, D * 512. `head`: the head in its block.
-template <int D> DEVICE void stage_k(u32 dst, const u8* head, int unit, int i) {
-  if (i < D * 512) {
-    const int plane = i >> 9, position = (i >> 3) & 63, c = i & 7, n = column_of(position);
-    cp16(dst + plane * 8192 + n * 128 + ((c ^ (n & 7)) << 4), head + plane * PLANE + (unit * 64 + position) * 128 + c * 16);
-  } else {
-    const int at = i - D * 512;  // 16 pieces of each
-    cp16(dst + unit_scales<D>() + at * 16, head + scales_at<D>() + (at >> 4) * 1024 + unit * 256 + (at & 15) * 16);
+// Fetch a unit of a head, K with both scales and V, by so many threads, of which this is number i. A thread's pieces of 16 bytes
+// lie at constant distances: one address each, not one a piece.
+template <int D, int THREADS> DEVICE void stage_keys(u32 dst, const u8* head, int unit, int i) {
+  constexpr int ROWS = THREADS / 8;  // positions of a round
+  const int position = i >> 3, c = i & 7, n = column_of(position);
+  const u8* k = head + (unit * 64 + position) * 128 + c * 16;
+  const u32 to = dst + n * 128 + ((c ^ (n & 7)) << 4);
+#pragma unroll
+  for (int plane = 0; plane < D; plane++) {
+#pragma unroll
+    for (int r = 0; r < 64; r += ROWS) cp16(to + plane * 8192 + r * 128, k + plane * PLANE + r * 128);
+  }
+  if (i < 32)
+    cp16(dst + unit_scales<D>() + i * 16, head + scales_at<D>() + (i >> 4) * 1024 + unit * 256 + (i & 15) * 16);
+}
+template <int D, int THREADS> DEVICE void stage_values(u32 dst, const u8* head, int unit, int i) {
+  constexpr int ROWS = THREADS / 4;  // dims of a round
+  const int dim = i >> 2, c = i & 3;
+  const u8* v = head + v_at<D>() + dim * 256 + unit * 64 + c * 16;
+  const u32 to = dst + unit_v<D>() + dim * 64 + ((c ^ ((dim >> 1) & 3)) << 4);
+#pragma unroll
+  for (int plane = 0; plane < D; plane++) {
+#pragma unroll
+    for (int r = 0; r < 128; r += ROWS) cp16(to + plane * 8192 + r * 64, v + plane * PLANE + r * 256);
   }
 }
-template <int D> __device__ constexpr int k_pieces() { return D * 512 + 32; }
-template <int D> DEVICE void stage_v(u32 dst, const u8* head, int unit, int i) {
-  const int plane = i >> 9, dim = (i >> 2) & 127, c = i & 3;
-  cp16(dst + unit_v<D>() + plane * 8192 + dim * 64 + ((c ^ ((dim >> 1) & 3)) << 4),
-       head + v_at<D>() + plane * PLANE + dim * 256 + unit * 64 + c * 16);
-}
-template <int D> __device__ constexpr int v_pieces() { return D * 512; }
 
 // Brings a unit that is not complete yet into L2, so that fetching it later is short. `i` in 0..127.
 template <int D> DEVICE void prefetch_unit(const u8* head, int unit, int i) {
@@ -301,10 +310,8 @@ template <int D, int WARPS, int STAGES, class Products> DEVICE void walk_tiles(c
     if (unit < unit_end) {
       const u8* head = block_at(p, __ldcg(p.tables + first.table + (unit >> 2) - first.first_block), head_offset);
       const u32 dst = buf + (unit - unit_begin) % STAGES * unit_bytes<D>();
-#pragma unroll 2
-      for (int i = threadIdx.x; i < k_pieces<D>(); i += WARPS * 32) stage_k<D>(dst, head, unit & 3, i);
-#pragma unroll 2
-      for (int i = threadIdx.x; i < v_pieces<D>(); i += WARPS * 32) stage_v<D>(dst, head, unit & 3, i);
+      stage_keys<D, WARPS * 32>(dst, head, unit & 3, threadIdx.x);
+      stage_values<D, WARPS * 32>(dst, head, unit & 3, threadIdx.x);
     }
     cp_commit();
   };

@@ -23,7 +23,7 @@ const KNOWN_SPILLS: [(&str, &[u32]); 12] = [
     ("embed_rows", &[80]),
     ("any_super_1", &[80, 86, 89, 90, 100, 120]),
     ("any_super_8", &[80, 86, 89, 90, 100, 120]),
-    ("digits_many_1", &[80, 86, 89, 100, 120]),
+    ("digits_many_1", &[80, 86, 89, 90, 100, 120]),
     ("digits_many_2", &[80, 86, 89, 90, 100, 120]),
 ];
 const KNOWN_SPILL_BYTES: u32 = 320;
