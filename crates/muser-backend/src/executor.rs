@@ -17,7 +17,7 @@ pub enum KvType {
     F32,
     /// 2 bytes; the scalar reference only. Values are clamped to the finite range when stored.
     F16,
-    /// Two int8 digits a value, an f32 scale a head and position: [`crate::arith::attention`].
+    /// Two int8 digits a value, an f32 scale a head and position, the default: [`crate::arith::attention`].
     Int16,
     /// One int8 digit a value.
     Int8,
