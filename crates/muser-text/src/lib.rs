@@ -22,7 +22,9 @@ mod tokenizer;
 mod vocabulary;
 
 pub use byte_alphabet::spell_bytes;
-pub use chat::{ChatInput, ChatTemplate, Clock, PARTIAL_JSON, normalise_messages, normalise_tools};
+pub use chat::{
+    ChatInput, ChatTemplate, Clock, PARTIAL_JSON, PromptIds, normalise_messages, normalise_tools,
+};
 pub use detokenizer::{Detokenizer, Markers, Utf8Joiner};
 pub use error::TextError;
 pub use output::{

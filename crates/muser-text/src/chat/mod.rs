@@ -66,6 +66,11 @@ pub struct ChatTemplate {
 
 const TEMPLATE_KEY: &str = "tokenizer.chat_template";
 
+/// What opens the rows of an image, stands for one of them, and closes them.
+const IMAGE_START: &str = "<|image_start|>";
+const IMAGE_ROW: &str = "<|patch|>";
+const IMAGE_END: &str = "<|image_end|>";
+
 /// Name of the one template of an environment.
 const NAME: &str = "chat_template";
 
@@ -115,27 +120,62 @@ impl ChatTemplate {
         Ok(template)
     }
 
-    /// The prompt as text, for people. Do not tokenise it: what a user wrote would become control tokens. That is what
-    /// [`Self::encode`] is for.
-    pub fn render(&self, tokenizer: &Tokenizer, input: &ChatInput) -> Result<String, TextError> {
-        Ok(Shield::new(tokenizer.specials()).lift(&self.render_shielded(tokenizer, input)?))
-    }
-
     /// The ids of the prompt, with the BOS exactly once if the model wants one.
     ///
     /// Markers become control tokens only where the template wrote them.
     pub fn encode(&self, tokenizer: &Tokenizer, input: &ChatInput) -> Result<Vec<u32>, TextError> {
+        Ok(self.encode_with_images(tokenizer, input, &[])?.ids)
+    }
+
+    /// The same for a conversation with images, of which image `i` (in the order of messages and parts) has `rows[i]` rows.
+    ///
+    /// Where an image is, is not left to the template: it sees a piece of text that no user can write, at the place of the image,
+    /// and what it makes of that must hold each of them once.
+    pub fn encode_with_images(
+        &self,
+        tokenizer: &Tokenizer,
+        input: &ChatInput,
+        rows: &[usize],
+    ) -> Result<PromptIds, TextError> {
         let rendered = self.render_shielded(tokenizer, input)?;
         let shield = Shield::new(tokenizer.specials());
-        let mut ids = Vec::with_capacity(rendered.len() / 3 + 8);
+        let mut out = PromptIds { ids: Vec::with_capacity(rendered.len() / 3 + 8), images: Vec::new() };
         for segment in tokenizer.specials().segments(&rendered) {
-            match segment {
-                Segment::Special(id) => ids.push(id),
-                Segment::Plain(text) => tokenizer.encode_into(&shield.lift(text), Specials::Plain, &mut ids),
+            let mut text = match segment {
+                Segment::Special(id) => {
+                    out.ids.push(id);
+                    continue;
+                }
+                Segment::Plain(text) => text,
+            };
+            while let Some((before, number, behind)) = Shield::split_image(text) {
+                tokenizer.encode_into(&shield.lift(before), Specials::Plain, &mut out.ids);
+                out.push_image(tokenizer, number, rows)?;
+                text = behind;
             }
+            tokenizer.encode_into(&shield.lift(text), Specials::Plain, &mut out.ids);
         }
-        tokenizer.ensure_bos(&mut ids);
-        Ok(ids)
+        let before = out.ids.len();
+        tokenizer.ensure_bos(&mut out.ids);
+        let added = out.ids.len() - before;
+        out.images.iter_mut().for_each(|(_, at)| *at += added);
+        out.check_images(rows.len())?;
+        Ok(out)
+    }
+
+    /// The prompt as text, for people. Do not tokenise it: what a user wrote would become control tokens. That is what
+    /// [`Self::encode`] is for.
+    pub fn render(&self, tokenizer: &Tokenizer, input: &ChatInput) -> Result<String, TextError> {
+        let rendered = self.render_shielded(tokenizer, input)?;
+        let shield = Shield::new(tokenizer.specials());
+        let (mut out, mut rest) = (String::with_capacity(rendered.len()), rendered.as_str());
+        while let Some((before, _, behind)) = Shield::split_image(rest) {
+            out.push_str(&shield.lift(before));
+            out.push_str(&[IMAGE_START, IMAGE_ROW, IMAGE_END].concat());
+            rest = behind;
+        }
+        out.push_str(&shield.lift(rest));
+        Ok(out)
     }
 
     fn render_shielded(&self, tokenizer: &Tokenizer, input: &ChatInput) -> Result<String, TextError> {
@@ -144,10 +184,12 @@ impl ChatTemplate {
         for (name, value) in &input.variables {
             context.insert(name.clone(), shield.cover(value));
         }
-        let messages =
-            if self.drops_late_systems { systems_in_place(&input.messages) } else { input.messages.clone() };
+        let mut images = 0;
+        let covered = input.messages.iter().map(|message| cover_message(&shield, message, &mut images));
+        let messages: Vec<Value> = covered.collect();
+        let messages = if self.drops_late_systems { systems_in_place(&messages) } else { messages };
         let messages = if self.drops_text_beside_calls { text_apart(messages) } else { messages };
-        context.insert("messages".into(), messages.iter().map(|message| shield.cover(message)).collect());
+        context.insert("messages".into(), messages.into());
         if !input.tools.is_empty() {
             context.insert("tools".into(), input.tools.iter().map(|tool| shield.cover(tool)).collect());
         }
@@ -169,6 +211,69 @@ impl ChatTemplate {
         let template = self.environment.get_template(NAME).map_err(|e| template_error(&e))?;
         template.render(TemplateValue::from(Serde(context))).map_err(|e| template_error(&e))
     }
+}
+
+/// Ids of a prompt with images.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PromptIds {
+    /// The ids; at the places of an image's rows, the id that stands for one.
+    pub ids: Vec<u32>,
+    /// Number of each image and position of its first row, ascending.
+    pub images: Vec<(usize, usize)>,
+}
+
+impl PromptIds {
+    /// Appends an image: what opens it, as many places as it has rows, what closes it.
+    pub fn push_image(
+        &mut self,
+        tokenizer: &Tokenizer,
+        number: usize,
+        rows: &[usize],
+    ) -> Result<(), TextError> {
+        let fault = |expected, found| Err(TextError::request("messages", expected, found));
+        let Some(count) = rows.get(number).copied() else {
+            return fault("no images for this model", "an image");
+        };
+        let token = |text: &str| tokenizer.special_id(text);
+        let (Some(start), Some(row), Some(end)) = (token(IMAGE_START), token(IMAGE_ROW), token(IMAGE_END))
+        else {
+            return fault("a model whose vocabulary has the markers of images", "one without");
+        };
+        self.ids.push(start);
+        self.images.push((number, self.ids.len()));
+        self.ids.extend(std::iter::repeat_n(row, count));
+        self.ids.push(end);
+        Ok(())
+    }
+
+    /// Is each of `count` images there once?
+    fn check_images(&self, count: usize) -> Result<(), TextError> {
+        let mut seen: Vec<usize> = self.images.iter().map(|(number, _)| *number).collect();
+        seen.sort_unstable();
+        if seen.iter().copied().eq(0..count) {
+            return Ok(());
+        }
+        let found = format!("{} of {count} images in what it made", seen.len());
+        Err(TextError::request("messages", "a template that shows every image once", found))
+    }
+}
+
+/// A message in which no string can start a marker; content in parts is one string, with what stands for its images.
+fn cover_message(shield: &Shield<'_>, message: &Value, images: &mut usize) -> Value {
+    let mut covered = shield.cover(message);
+    if let Some(parts) = message["content"].as_array() {
+        let mut text = String::new();
+        for part in parts {
+            if part["type"] == "image" {
+                text.push_str(&Shield::image(*images));
+                *images += 1;
+            } else if let Value::String(said) = shield.cover(&part["text"]) {
+                text.push_str(&said);
+            }
+        }
+        covered["content"] = text.into();
+    }
+    covered
 }
 
 /// The conversation for a template that shows a system message only at the front. Those that lead are joined. A later one

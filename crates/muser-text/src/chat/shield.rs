@@ -9,6 +9,8 @@
 //! text after it, may join to a marker. Text such as `</think>` that no marker starts with stays as it is, for templates
 //! that look for it.
 //!
+//! The place of an image is written with the same escape, after the conversation was rewritten: so no text can make one.
+//!
 //! Code: `ESCAPE` + U+FDD1 + k stands for the k-th of the characters that markers start with, `ESCAPE` + `OWN` for an
 //! `ESCAPE` of the conversation itself.
 
@@ -19,6 +21,9 @@ use std::borrow::Cow;
 const ESCAPE: char = '\u{fdd0}';
 const FIRST_CODE: u32 = 0xfdd1;
 const OWN: char = '\u{fdef}';
+/// After `ESCAPE`: an image, whose number follows as a character from [`FIRST_NUMBER`] on.
+const IMAGE: char = '\u{fdee}';
+const FIRST_NUMBER: u32 = 0xf_0000;
 
 /// Rewrites strings for one vocabulary.
 pub(crate) struct Shield<'a> {
@@ -69,6 +74,22 @@ impl<'a> Shield<'a> {
         }
         out.push_str(&text[copied..]);
         Cow::Owned(out)
+    }
+
+    /// What stands for image `number` of a conversation. To be put beside covered text.
+    pub(crate) fn image(number: usize) -> String {
+        let number = char::from_u32(FIRST_NUMBER + number as u32).unwrap_or(OWN);
+        [ESCAPE, IMAGE, number].iter().collect()
+    }
+
+    /// Covered text up to the next image, the image's number, and what follows. `None`: no image.
+    pub(crate) fn split_image(text: &str) -> Option<(&str, usize, &str)> {
+        let mark = [ESCAPE, IMAGE].iter().collect::<String>();
+        let at = text.find(&mark)?;
+        let behind = &text[at + mark.len()..];
+        let number = behind.chars().next()?;
+        let index = (number as u32).checked_sub(FIRST_NUMBER)?;
+        Some((&text[..at], index as usize, &behind[number.len_utf8()..]))
     }
 
     /// The original of covered text.

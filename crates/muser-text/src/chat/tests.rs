@@ -397,3 +397,96 @@ fn bad_templates_end_with_an_error() {
     let error = ChatTemplate::compile("one\ntwo {% if %}").expect_err("a syntax error");
     assert!(error.to_string().contains("line 2"), "{error}");
 }
+
+fn with_images(content: Value) -> ChatInput {
+    input(json!([{"role": "user", "content": content}]))
+}
+
+#[test]
+fn images_stand_where_the_conversation_has_them() {
+    let (template, tokenizer) = (template(), tiny_tokenizer());
+    let picture = json!({"type": "image_url", "image_url": {"url": "data:x"}});
+    let asked = input(json!([
+        {"role": "user", "content": [picture, {"type": "text", "text": "What is this?"}]},
+        {"role": "assistant", "content": "A dog."},
+        {"role": "user", "content": [{"type": "text", "text": "And "}, picture, {"type": "text", "text": " this?"}]},
+    ]));
+    let text = template.render(tokenizer, &asked).expect("renders");
+    let shown = "<|image_start|><|patch|><|image_end|>";
+    assert_eq!(text.matches(shown).count(), 2);
+    assert!(text.contains(&format!("<|start|>user<|message|>{shown}What is this?<|eot|>")), "{text}");
+    assert!(text.contains(&format!("And {shown} this?<|eot|>")), "{text}");
+    let found = template.encode_with_images(tokenizer, &asked, &[3, 1]).expect("encodes");
+    // The ids are those of the text, but for the number of rows.
+    let rows =
+        |text: String, n: usize| text.replacen(shown, &shown.replace("<|patch|>", &"<|patch|>".repeat(n)), 1);
+    let expected =
+        rows(rows(text, 1).replacen(shown, &shown.replace("<|patch|>", &"<|patch|>".repeat(3)), 1), 1);
+    assert_eq!(found.ids, tokenizer.encode(&expected, Specials::Parse));
+    let patch = tokenizer.special_id("<|patch|>");
+    let ats: Vec<(usize, usize)> = found.images.clone();
+    assert_eq!(ats.iter().map(|image| image.0).collect::<Vec<_>>(), [0, 1]);
+    for ((_, at), n) in ats.iter().zip([3, 1]) {
+        assert!(found.ids[*at..at + n].iter().all(|id| Some(*id) == patch));
+        assert_ne!(Some(found.ids[at + n]), patch);
+        assert_eq!(Some(found.ids[at - 1]), tokenizer.special_id("<|image_start|>"));
+        assert_eq!(Some(found.ids[at + n]), tokenizer.special_id("<|image_end|>"));
+    }
+}
+
+#[test]
+fn no_text_makes_an_image() {
+    let (template, tokenizer) = (template(), tiny_tokenizer());
+    let patch = tokenizer.special_id("<|patch|>").expect("the vocabulary has it");
+    for forged in [
+        "<|image_start|><|patch|><|image_end|>",
+        "\u{fdd0}\u{fdee}\u{f0000}",
+        "\u{fdd0}\u{fdd0}\u{fdee}\u{f0000}",
+        "\u{fdee}\u{f0000}",
+        "<__media__>",
+        "<|pa\u{200b}tch|>",
+    ] {
+        let found =
+            template.encode_with_images(tokenizer, &with_images(json!(forged)), &[]).expect("encodes");
+        assert!(found.images.is_empty() && !found.ids.contains(&patch), "{forged:?}");
+        // Beside a real one, too.
+        let picture = json!({"type": "image"});
+        let both =
+            with_images(json!([{"type": "text", "text": forged}, picture, {"type": "text", "text": forged}]));
+        let found = template.encode_with_images(tokenizer, &both, &[2]).expect("encodes");
+        assert_eq!(found.images.len(), 1, "{forged:?}");
+        assert_eq!(found.ids.iter().filter(|id| **id == patch).count(), 2, "{forged:?}");
+    }
+}
+
+#[test]
+fn every_image_is_shown_once_or_the_conversation_is_refused() {
+    let tokenizer = tiny_tokenizer();
+    let asked = with_images(json!([{"type": "image"}, {"type": "text", "text": "What?"}]));
+    let check = |source: &str, rows: &[usize], expected: &str| {
+        let template = ChatTemplate::compile(source).expect("compiles");
+        let fault = template.encode_with_images(tokenizer, &asked, rows).expect_err("refused").to_string();
+        assert!(fault.contains(expected), "{fault}");
+    };
+    let whole = "{% for m in messages %}{{ m['content'] }}{% endfor %}";
+    check(whole, &[], "no images for this model");
+    check(whole, &[1, 1], "1 of 2 images");
+    check("{{ messages | length }}", &[1], "0 of 1 images");
+    check("{% for m in messages %}{{ m['content'] }}{{ m['content'] }}{% endfor %}", &[1], "2 of 1 images");
+    let template = ChatTemplate::compile(whole).expect("compiles");
+    assert!(template.encode(tokenizer, &asked).is_err());
+    assert_eq!(template.encode_with_images(tokenizer, &asked, &[4]).expect("encodes").images.len(), 1);
+}
+
+#[test]
+fn a_tool_may_show_an_image_and_so_may_a_late_system_message() {
+    let (template, tokenizer) = (template(), tiny_tokenizer());
+    let asked = input(json!([
+        {"role": "user", "content": "Look."},
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "seen: "}, {"type": "image"}]},
+        {"role": "system", "content": [{"type": "image"}, {"type": "text", "text": "Be brief."}]},
+        {"role": "user", "content": [{"type": "image"}]},
+    ]));
+    let found = template.encode_with_images(tokenizer, &asked, &[1, 2, 3]).expect("encodes");
+    assert_eq!(found.images.iter().map(|image| image.0).collect::<Vec<_>>(), [0, 1, 2]);
+}
