@@ -22,4 +22,4 @@ pub use draft::{DraftBatch, DraftSeq, check_draft, draft_mark};
 pub use error::ExecError;
 pub use executor::{DraftInfo, Executor, ExecutorInfo, KvCapacity, KvType, LentBlock};
 pub use reference::ReferenceExecutor;
-pub use tower::{TowerImage, TowerInfo, check_projector, no_image, no_tower, projector_mark};
+pub use tower::{TowerImage, TowerInfo, check_projector, no_image, no_tower, picture_digest, projector_mark};

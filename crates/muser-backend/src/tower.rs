@@ -88,6 +88,20 @@ pub fn projector_mark(projector: &Projector) -> String {
     hasher.finalize().to_hex()[..32].to_owned()
 }
 
+/// What a picture's rows depend on, as 32 bytes: the tower (its route names arithmetic, position rule and projector), the
+/// preprocessing, the cap on tokens, and the decoded picture with its sides (width, height).
+pub fn picture_digest(route: &str, preprocessing: &str, cap: u32, sides: (u32, u32), rgb: &[u8]) -> [u8; 32] {
+    let mut hasher = blake3::Hasher::new_derive_key("muser picture v1");
+    for text in [route, preprocessing] {
+        hasher.update(&(text.len() as u64).to_le_bytes()).update(text.as_bytes());
+    }
+    for figure in [cap, sides.0, sides.1] {
+        hasher.update(&figure.to_le_bytes());
+    }
+    hasher.update(rgb);
+    *hasher.finalize().as_bytes()
+}
+
 /// A call about pictures without a projector.
 pub fn no_tower() -> ExecError {
     ExecError::InvalidBatch("no projector is attached".into())
@@ -96,4 +110,28 @@ pub fn no_tower() -> ExecError {
 /// A call to go on with a picture while none is in work.
 pub fn no_image() -> ExecError {
     ExecError::InvalidBatch("no image is in work".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_digest_covers_everything_that_rows_depend_on() {
+        let base = picture_digest("route", "pre", 4096, (2, 3), &[0; 18]);
+        let mut pixel = [0; 18];
+        pixel[17] = 1;
+        let others = [
+            picture_digest("route2", "pre", 4096, (2, 3), &[0; 18]),
+            picture_digest("route", "pre2", 4096, (2, 3), &[0; 18]),
+            picture_digest("routep", "re", 4096, (2, 3), &[0; 18]),
+            picture_digest("route", "pre", 256, (2, 3), &[0; 18]),
+            picture_digest("route", "pre", 4096, (3, 2), &[0; 18]),
+            picture_digest("route", "pre", 4096, (2, 3), &pixel),
+        ];
+        for (i, other) in others.iter().enumerate() {
+            assert_ne!(*other, base, "{i}");
+            assert!(others[..i].iter().all(|before| before != other), "{i}");
+        }
+    }
 }

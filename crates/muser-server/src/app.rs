@@ -20,6 +20,7 @@ use crate::config::ServerConfig;
 use crate::error::{ApiError, ServerError};
 use crate::metrics::Metrics;
 use crate::packs::Packs;
+use crate::pictures::{Pictures, Reader};
 use crate::routes::responses::Responses;
 use crate::slot_book::SlotBook;
 use crate::text::TextSide;
@@ -42,6 +43,8 @@ pub struct ModelFacts {
     pub quantization: String,
     /// Width of the hidden state.
     pub hidden: usize,
+    /// Why images cannot be shown, if there is more to say than that no projector belongs to the model: its file is named.
+    pub blind: Option<String>,
 }
 
 impl ModelFacts {
@@ -61,6 +64,7 @@ impl ModelFacts {
             file_bytes: (0..file.shard_count()).map(|shard| file.shard_bytes(shard).len() as u64).sum(),
             quantization: most.to_owned(),
             hidden,
+            blind: None,
         }
     }
 }
@@ -132,6 +136,13 @@ impl App {
     /// Starts answering for a model. A second call has no effect.
     pub fn load(&self, facts: ModelFacts, text: TextSide, backend: Arc<dyn Backend>) {
         let metrics = Metrics::new(&facts.name);
+        let mut text = text;
+        let pictures = match (backend.tower(), &facts.blind) {
+            (Some(tower), _) => Pictures::Shown(Reader::new(tower, self.config.limits.image_tokens)),
+            (None, Some(reason)) => Pictures::Absent(reason.clone()),
+            (None, None) => Pictures::default(),
+        };
+        text.show_pictures(pictures);
         let (text, created) = (Arc::new(text), unix_seconds());
         let loaded = Loaded { facts, text, backend, metrics, created, slots: SlotBook::default() };
         let _ = self.loaded.set(Arc::new(loaded));

@@ -7,6 +7,7 @@
 use std::pin::Pin;
 
 use futures_util::Stream;
+use muser_backend::TowerInfo;
 use muser_engine::{Event, HistogramSnapshot, Request, SubmitError};
 
 /// The events of one request; dropping it cancels the request.
@@ -109,6 +110,11 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Why no request can succeed until the process is started anew; `None` as long as the device works.
     fn lost(&self) -> Option<String> {
+        None
+    }
+
+    /// The tower that makes rows of pictures, if there is one.
+    fn tower(&self) -> Option<TowerInfo> {
         None
     }
 

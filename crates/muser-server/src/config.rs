@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use crate::auth::Keys;
 use crate::error::ServerError;
+use crate::pictures::MOST_TOKENS;
 
 /// Limits that keep one client from hurting the others.
 #[derive(Debug, Clone)]
@@ -36,6 +37,8 @@ pub struct Limits {
     pub answers_per_request: usize,
     /// Sessions (and, counted by themselves, saved slots) that one owner may keep.
     pub keepsakes_per_owner: usize,
+    /// Tokens that one image may become.
+    pub image_tokens: u32,
     /// Output tokens when the request names no limit; `None`: as many as the context holds.
     pub default_output_tokens: Option<u32>,
 }
@@ -54,6 +57,7 @@ impl Default for Limits {
             bodies_bytes: 512 << 20,
             answers_per_request: 16,
             keepsakes_per_owner: 1000,
+            image_tokens: MOST_TOKENS,
             default_output_tokens: None,
         }
     }

@@ -1,12 +1,13 @@
 //! Conversations at the door, for every API: messages and tools in OpenAI's shape become what the template expects.
 //!
 //! `muser-text` brings them into one shape and names the field at fault; what is added here is what only a server
-//! knows: that images cannot be shown to this model, and which tool choices make sense.
+//! knows: the images of its messages, and which tool choices make sense.
 
 use muser_text::{TextError, normalise_messages, normalise_tools};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::error::ApiError;
+use crate::pictures;
 use crate::work::{Conversation, ToolChoice};
 
 /// A fault of the text side as an answer: the client's faults are 400 and name the field, the model file's are ours.
@@ -40,17 +41,21 @@ pub fn conversation(
     if messages.is_empty() {
         return Err(ApiError::field("messages", "'messages' must hold at least one message"));
     }
-    let mut messages = normalise_messages(messages).map_err(|fault| text_fault(&fault))?;
+    let sent = messages;
+    let mut messages = normalise_messages(sent).map_err(|fault| text_fault(&fault))?;
+    let pictures = pictures::of_messages(sent)?;
+    let mut numbers = 0..;
     for (index, message) in messages.iter_mut().enumerate() {
         if message["role"] == "tool" {
             show_as_text(&mut message["content"]);
         }
-        let parts = message["content"].as_array().map(Vec::as_slice).unwrap_or_default();
-        if let Some(part) = parts.iter().position(|part| part["type"] != "text") {
-            return Err(ApiError::unsupported(
-                format!("messages[{index}].content[{part}]"),
-                "Images and video are not supported by the loaded model",
-            ));
+        for (at, part) in message["content"].as_array_mut().into_iter().flatten().enumerate() {
+            if part["type"] == "image" {
+                part["number"] = numbers.next().into();
+            } else if part["type"] != "text" {
+                let place = format!("messages[{index}].content[{at}]");
+                return Err(ApiError::unsupported(place, "Video is not supported by the loaded model"));
+            }
         }
     }
     let sent = tools;
@@ -70,6 +75,7 @@ pub fn conversation(
         strength: None,
         prefix: None,
         variables: Map::new(),
+        pictures,
     })
 }
 
@@ -78,15 +84,54 @@ pub fn unshown(kind: &str) -> String {
     format!("[{kind}: this model reads text only]")
 }
 
-/// What a tool gave back, as text. A picture among it is not the user's doing, and refusing it would end the session of an
-/// agent that looked at one; so the model is told that it was there.
+/// What a tool gave back: images, and text on lines of its own. Refusing what cannot be shown would end the session of an agent
+/// that looked at it, so the model is told that it was there.
 fn show_as_text(content: &mut Value) {
     let Some(parts) = content.as_array() else { return };
-    let texts = parts.iter().map(|part| match part["text"].as_str() {
-        Some(text) => text.to_owned(),
-        None => unshown(part["type"].as_str().unwrap_or("part")),
-    });
-    *content = texts.collect::<Vec<_>>().join("\n").into();
+    let (mut out, mut text): (Vec<Value>, Option<String>) = (Vec::new(), None);
+    for part in parts {
+        if part["type"] == "image" {
+            out.extend(text.take().map(|text| json!({"type": "text", "text": text})));
+            out.push(part.clone());
+            continue;
+        }
+        let said = match part["text"].as_str() {
+            Some(text) => text.to_owned(),
+            None => unshown(part["type"].as_str().unwrap_or("part")),
+        };
+        text = Some(text.map_or(said.clone(), |before| format!("{before}\n{said}")));
+    }
+    *content = match (out.is_empty(), text) {
+        (true, text) => text.unwrap_or_default().into(),
+        (false, text) => {
+            out.extend(text.map(|text| json!({"type": "text", "text": text})));
+            out.into()
+        }
+    };
+}
+
+/// The conversation for a model that sees nothing: where it may be told of an image it is; an image that it would have to see is a
+/// fault, with `reason`.
+pub(crate) fn without_pictures(found: &Conversation, reason: &str) -> Result<Conversation, ApiError> {
+    if let Some(picture) = found.pictures.iter().find(|picture| !picture.told) {
+        return Err(ApiError::unsupported(&picture.place, reason));
+    }
+    let mut found = found.clone();
+    found.pictures.clear();
+    for message in &mut found.messages {
+        let Some(parts) = message["content"].as_array() else { continue };
+        let (mut text, mut noted) = (String::new(), false);
+        for part in parts {
+            let said = part["text"].as_str();
+            if !text.is_empty() && !text.ends_with('\n') && (said.is_none() || noted) {
+                text.push('\n');
+            }
+            noted = said.is_none();
+            text.push_str(said.map_or_else(|| unshown("image"), str::to_owned).as_str());
+        }
+        message["content"] = text.into();
+    }
+    Ok(found)
 }
 
 fn check_choice(choice: &ToolChoice, tools: &[Value]) -> Result<(), ApiError> {
@@ -174,7 +219,6 @@ pub fn strength(word: &str, field: &str) -> Result<String, ApiError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     fn check_messages(messages: Value) -> Result<Vec<Value>, Option<String>> {
         let messages = messages.as_array().expect("list").clone();

@@ -47,6 +47,8 @@ pub struct Generation {
     notice: Notice,
     /// The field, as `places` takes it, to name if what the request asks for leaves no token to choose.
     narrowed_by: String,
+    /// Prompt tokens that are rows of images.
+    image_tokens: u32,
 }
 
 /// What the first choice has in its cache, for whoever saves the slot later.
@@ -117,7 +119,9 @@ impl Generation {
         let decoder = loaded.text.decoder(&prepared.options)?;
         let offered = !prepared.options.tools.is_empty();
         let prompt_tokens = prepared.request.prompt.tokens.len();
-        let held = app.packs().is_ok() && prepared.request.cache;
+        let image_tokens = image_tokens(loaded, &prepared.request);
+        // Ids alone do not say what an image shows, so such a slot is not kept.
+        let held = app.packs().is_ok() && prepared.request.cache && image_tokens == 0;
         let held = held.then(|| HeldTokens { owner, slot, ids: prepared.request.prompt.tokens.clone() });
         let prompt = if tells_prompt { prepared.request.prompt.tokens.clone() } else { Vec::new() };
         let stream = loaded
@@ -157,6 +161,7 @@ impl Generation {
             places,
             notice,
             narrowed_by,
+            image_tokens,
         })
     }
 
@@ -322,6 +327,7 @@ impl Generation {
             prompt: finished.usage.prompt_tokens,
             cached: finished.usage.cached_tokens,
             restored: finished.usage.restored_tokens,
+            images: self.image_tokens,
             completion: finished.usage.completion_tokens,
             reasoning: choice.decoder.reasoning_tokens() as u32,
         };
@@ -413,11 +419,14 @@ struct Prepared {
 
 fn prepare(loaded: &Loaded, work: Work, seed: u64, max_tokens: Option<u32>) -> Result<Prepared, ApiError> {
     let (text, context) = (&loaded.text, loaded.facts.context_tokens);
-    let ids = text.prompt_ids(&work.prompt)?;
+    let found = text.places(&work.prompt)?;
+    let ids = &found.ids;
     if ids.is_empty() {
         return Err(ApiError::field("messages", "The prompt is empty"));
     }
-    let shift = work.context_shift.unwrap_or(false).then(|| text.shift_plan(&work.prompt, &ids, work.keep));
+    let shift = work.context_shift.unwrap_or(false).then(|| text.shift_plan(&work.prompt, ids, work.keep));
+    // Plain text is cut anywhere, which might be inside an image.
+    let shift = shift.filter(|plan| !plan.plain || found.images.is_empty());
     // The engine says so too, but only after the grammars of all tools were made. Old turns may go yet.
     if ids.len() > context && shift.as_ref().is_none_or(|plan| plan.turns.len() < 2) {
         return Err(ApiError::context_length(ids.len(), context));
@@ -429,7 +438,8 @@ fn prepare(loaded: &Loaded, work: Work, seed: u64, max_tokens: Option<u32>) -> R
     let ends = if work.tells_last { &[] } else { text.tokenizer().stop_ids() };
     let room = if shift.is_some() { usize::MAX } else { context - ids.len() };
     let limit = max_tokens.map_or(room, |limit| room.min(limit as usize));
-    let mut request = Request::new(ids, [ends, &work.stop_ids].concat());
+    let stops = [ends, &work.stop_ids].concat();
+    let mut request = Request::new(text.with_pictures(&work.prompt, found)?, stops);
     let (constraint, notice) = form::constraint(text, &work, &options, limit)?;
     request.constraint = constraint;
     let narrowed_by = narrowed_by(&work);
@@ -453,6 +463,12 @@ fn prepare(loaded: &Loaded, work: Work, seed: u64, max_tokens: Option<u32>) -> R
         Box::new(move |_| Box::new(Watch(matcher.clone())) as Box<dyn StopWatch>) as StopWatchFactory
     });
     Ok(Prepared { request, options, notice, narrowed_by })
+}
+
+/// Prompt tokens that are rows of images.
+fn image_tokens(loaded: &Loaded, request: &Request) -> u32 {
+    let hidden = loaded.facts.hidden.max(1);
+    request.prompt.images.iter().map(|image| image.positions(hidden) as u32).sum()
 }
 
 /// Ids that the model does not have are named by the field they came in.
@@ -519,9 +535,13 @@ pub async fn count_prompt(loaded: &Arc<Loaded>, work: Work) -> Result<usize, Api
 }
 
 /// Reads a prompt and generates nothing: afterwards the engine knows it, or has had it brought from a pack.
-pub(crate) async fn read_prompt(loaded: &Loaded, ids: Vec<u32>, cache: bool) -> Result<Usage, ApiError> {
-    let tokens = ids.len();
-    let mut request = Request::new(ids, Vec::new());
+pub(crate) async fn read_prompt(
+    loaded: &Loaded,
+    prompt: impl Into<muser_engine::Prompt>,
+    cache: bool,
+) -> Result<Usage, ApiError> {
+    let mut request = Request::new(prompt, Vec::new());
+    let tokens = request.prompt.tokens.len();
     request.max_tokens = Some(0);
     request.cache = cache;
     request.scope = Owner::current()?.scope(None);

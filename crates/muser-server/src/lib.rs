@@ -35,6 +35,7 @@ mod opening;
 pub mod owner;
 pub mod packs;
 pub mod params;
+pub mod pictures;
 pub mod places;
 mod refusals;
 pub mod routes;

@@ -1,5 +1,6 @@
 //! The running engine behind the routes.
 
+use muser_backend::TowerInfo;
 use muser_engine::{EngineHandle, Request, RestoreFailure, Shutdown, SlotState, SubmitError};
 
 use crate::backend::{Backend, EventStream, Numerics, Slot, Snapshot};
@@ -22,6 +23,10 @@ impl Backend for LiveEngine {
     fn submit(&self, request: Request) -> Result<EventStream, SubmitError> {
         let submission = self.engine.submit(request)?;
         Ok(EventStream { seed: submission.seed(), events: Box::pin(submission) })
+    }
+
+    fn tower(&self) -> Option<TowerInfo> {
+        self.engine.limits().tower.clone()
     }
 
     fn lost(&self) -> Option<String> {

@@ -6,13 +6,14 @@ use muser_engine::ShiftPlan;
 use muser_gguf::GgufFile;
 use muser_text::grammar::GrammarEngine;
 use muser_text::{
-    ChatInput, ChatTemplate, Markers, OutputDecoder, OutputMode, OutputOptions, Specials, StopMatcher,
-    TextError, Tokenizer,
+    ChatInput, ChatTemplate, Markers, OutputDecoder, OutputMode, OutputOptions, PromptIds, Specials,
+    StopMatcher, TextError, Tokenizer,
 };
 use serde_json::Value;
 
-use crate::conversation::text_fault;
+use crate::conversation::{text_fault, without_pictures};
 use crate::error::{ApiError, ServerError};
+use crate::pictures::{Picture, Pictures};
 use crate::work::{Conversation, Prompt, PromptPart};
 
 /// Role of the messages that begin a turn.
@@ -25,6 +26,7 @@ pub struct TextSide {
     template: Option<ChatTemplate>,
     template_source: String,
     grammars: OnceLock<Arc<GrammarEngine>>,
+    pictures: Pictures,
 }
 
 impl TextSide {
@@ -37,12 +39,23 @@ impl TextSide {
             template: ChatTemplate::from_gguf(file).map_err(fault)?,
             template_source: template_source.to_owned(),
             grammars: OnceLock::new(),
+            pictures: Pictures::default(),
         })
     }
 
     /// The vocabulary.
     pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         &self.tokenizer
+    }
+
+    /// Says what becomes of images; without a word they are refused.
+    pub fn show_pictures(&mut self, pictures: Pictures) {
+        self.pictures = pictures;
+    }
+
+    /// Are images shown to the model?
+    pub fn sees(&self) -> bool {
+        matches!(self.pictures, Pictures::Shown(_))
     }
 
     /// Tokens in the vocabulary.
@@ -57,12 +70,59 @@ impl TextSide {
 
     /// The ids of a prompt. Text from a request never becomes a control token.
     pub fn prompt_ids(&self, prompt: &Prompt) -> Result<Vec<u32>, ApiError> {
-        match prompt {
+        Ok(self.places(prompt)?.ids)
+    }
+
+    /// A prompt as the engine takes it: ids, and its images decoded.
+    pub fn engine_prompt(&self, prompt: &Prompt) -> Result<muser_engine::Prompt, ApiError> {
+        let found = self.places(prompt)?;
+        self.with_pictures(prompt, found)
+    }
+
+    /// Decodes the images whose places are known.
+    pub(crate) fn with_pictures(
+        &self,
+        prompt: &Prompt,
+        found: PromptIds,
+    ) -> Result<muser_engine::Prompt, ApiError> {
+        let mut images = Vec::with_capacity(found.images.len());
+        if let Pictures::Shown(reader) = &self.pictures {
+            let pictures = pictures_of(prompt);
+            for (number, at) in found.images {
+                let picture =
+                    pictures.get(number).ok_or_else(|| ApiError::internal("An image has no number"))?;
+                images.push(reader.placed(picture, at)?);
+            }
+        }
+        Ok(muser_engine::Prompt { tokens: found.ids, images })
+    }
+
+    /// The rows of each image of a prompt, from the headers alone.
+    fn rows(&self, prompt: &Prompt) -> Result<Vec<usize>, ApiError> {
+        let pictures = pictures_of(prompt);
+        match &self.pictures {
+            Pictures::Shown(reader) => pictures.into_iter().map(|picture| reader.rows(picture)).collect(),
+            Pictures::Absent(reason) => match pictures.first() {
+                Some(picture) => Err(ApiError::unsupported(&picture.place, reason)),
+                None => Ok(Vec::new()),
+            },
+        }
+    }
+
+    /// The ids of a prompt and the places of its images.
+    pub(crate) fn places(&self, prompt: &Prompt) -> Result<PromptIds, ApiError> {
+        if let (Prompt::Chat(conversation), Pictures::Absent(reason)) = (prompt, &self.pictures)
+            && !conversation.pictures.is_empty()
+        {
+            return self.places(&Prompt::Chat(Box::new(without_pictures(conversation, reason)?)));
+        }
+        let rows = self.rows(prompt)?;
+        let ids = match prompt {
             Prompt::Chat(conversation) => {
                 let template = self.chat_template()?;
-                template
-                    .encode(&self.tokenizer, &chat_input(conversation))
-                    .map_err(|fault| text_fault(&fault))
+                return template
+                    .encode_with_images(&self.tokenizer, &chat_input(conversation), &rows)
+                    .map_err(|fault| text_fault(&fault));
             }
             Prompt::Text(text) => Ok(self.tokenizer.encode_prompt(text, Specials::Plain)),
             Prompt::Tokens(ids) => {
@@ -76,17 +136,33 @@ impl TextSide {
                 }
             }
             Prompt::Mixed(parts) => {
-                let mut ids = Vec::new();
+                let mut out = PromptIds::default();
+                // The token that begins a text comes first, so that the places of images are known.
+                self.tokenizer.ensure_bos(&mut out.ids);
+                let begun = out.ids.len();
                 for part in parts {
                     match part {
-                        PromptPart::Text(text) => self.tokenizer.encode_into(text, Specials::Plain, &mut ids),
-                        PromptPart::Token(id) => ids.push(*id),
+                        PromptPart::Text(text) => {
+                            self.tokenizer.encode_into(text, Specials::Plain, &mut out.ids);
+                        }
+                        PromptPart::Token(id) => out.ids.push(*id),
+                        PromptPart::Picture(_) => {
+                            let number = out.images.len();
+                            out.push_image(&self.tokenizer, number, &rows)
+                                .map_err(|fault| text_fault(&fault))?;
+                        }
                     }
                 }
-                self.tokenizer.ensure_bos(&mut ids);
-                self.prompt_ids(&Prompt::Tokens(ids))
+                if begun == 1 && out.ids.get(1) == out.ids.first() {
+                    // Somebody wrote it already.
+                    out.ids.remove(0);
+                    out.images.iter_mut().for_each(|(_, at)| *at -= 1);
+                }
+                self.prompt_ids(&Prompt::Tokens(out.ids.clone()))?;
+                return Ok(out);
             }
-        }
+        };
+        ids.map(|ids| PromptIds { ids, images: Vec::new() })
     }
 
     /// A prompt as text, for people and for `echo`.
@@ -105,6 +181,7 @@ impl TextSide {
                 .map(|part| match part {
                     PromptPart::Text(text) => text.clone(),
                     PromptPart::Token(id) => self.tokenizer.decode(&[*id], Markers::Show),
+                    PromptPart::Picture(_) => "<__media__>".to_owned(),
                 })
                 .collect()),
         }
@@ -183,6 +260,23 @@ impl TextSide {
         self.template.as_ref().ok_or_else(|| {
             ApiError::bad("The loaded model has no chat template; use /v1/completions with a prompt")
         })
+    }
+}
+
+/// The images of a prompt by number.
+fn pictures_of(prompt: &Prompt) -> Vec<&Picture> {
+    match prompt {
+        Prompt::Chat(conversation) => conversation.pictures.iter().collect(),
+        Prompt::Mixed(parts) => {
+            let mut pictures = Vec::new();
+            for part in parts {
+                if let PromptPart::Picture(picture) = part {
+                    pictures.push(picture);
+                }
+            }
+            pictures
+        }
+        Prompt::Text(_) | Prompt::Tokens(_) => Vec::new(),
     }
 }
 

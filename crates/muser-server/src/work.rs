@@ -5,6 +5,7 @@ use std::time::Duration;
 use muser_engine::SamplingParams;
 use serde_json::{Map, Value};
 
+use crate::pictures::Picture;
 use crate::places::Places;
 
 /// Which tools the model may or must call.
@@ -42,6 +43,8 @@ pub struct Conversation {
     pub prefix: Option<String>,
     /// More variables for the template.
     pub variables: Map<String, Value>,
+    /// Images, by the numbers that parts of messages have.
+    pub pictures: Vec<Picture>,
 }
 
 impl Conversation {
@@ -71,6 +74,8 @@ pub enum PromptPart {
     Text(String),
     /// A token id.
     Token(u32),
+    /// An image.
+    Picture(Picture),
 }
 
 /// The form that the answer must have. Reasoning is always free.

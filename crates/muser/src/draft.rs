@@ -3,7 +3,6 @@
 //! `auto` never fails: it takes a draft that lies beside the model and fits, and says what it passed over. A file that was
 //! named must fit. A file is a candidate by its name (`dflash` in it); that it fits is decided by what is in it.
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
@@ -14,9 +13,6 @@ use muser_model::{Draft, Model, ModelError};
 use crate::cli::DraftChoice;
 use crate::model_file::{self, ModelSource};
 use crate::output::HintExt as _;
-
-/// Files beside a model that are looked into.
-const MOST_CANDIDATES: usize = 32;
 
 /// What became of the search, in words for the user.
 #[derive(Debug, Default)]
@@ -91,7 +87,7 @@ fn candidates(source: &ModelSource) -> Vec<Candidate> {
             .map(|open| Candidate { label: format!("{}-dflash (bundled)", model_file::BUNDLED_NAME), open })
             .into_iter()
             .collect(),
-        ModelSource::File(path) => beside(path)
+        ModelSource::File(path) => model_file::beside(path, "dflash")
             .into_iter()
             .map(|path| Candidate {
                 label: path.display().to_string(),
@@ -101,29 +97,10 @@ fn candidates(source: &ModelSource) -> Vec<Candidate> {
     }
 }
 
-/// Files beside a model that are called drafts; those whose name begins most like the model's come first.
-fn beside(model: &Path) -> Vec<PathBuf> {
-    let folder = match model.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
-    let ours = name(model);
-    let alike = |path: &Path| ours.bytes().zip(name(path).bytes()).take_while(|(a, b)| a == b).count();
-    let is_draft = |path: &PathBuf| {
-        let is_gguf = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
-        let name = name(path);
-        is_gguf && name.contains("dflash") && name != ours
-    };
-    let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
-    let mut found: Vec<PathBuf> =
-        entries.flatten().map(|entry| entry.path()).filter(is_draft).take(MOST_CANDIDATES).collect();
-    found.sort_by(|a, b| alike(b).cmp(&alike(a)).then_with(|| a.cmp(b)));
-    found
-}
-
 #[cfg(test)]
 mod tests {
+    use std::path::{Path, PathBuf};
+
     use muser_backend::{KvType, ReferenceExecutor};
 
     use super::*;
@@ -180,7 +157,7 @@ mod tests {
         {
             std::fs::write(folder.path().join(name), b"").expect("written");
         }
-        let found = beside(&folder.path().join("big-30b-Q4.gguf"));
+        let found = model_file::beside(&folder.path().join("big-30b-Q4.gguf"), "dflash");
         let names: Vec<_> = found.iter().filter_map(|path| path.file_name()?.to_str()).collect();
         assert_eq!(names, ["big-30b-dflash-Q8_0.gguf", "DFlash.gguf", "a-dflash.gguf"]);
     }

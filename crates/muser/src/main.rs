@@ -14,6 +14,7 @@ mod env_vars;
 mod executor;
 mod generate;
 mod ids;
+mod images;
 mod inspect;
 mod interrupt;
 mod model_file;
@@ -21,6 +22,7 @@ mod npy;
 mod one_sequence;
 mod output;
 mod packs;
+mod projector;
 mod receipt;
 
 use std::process::ExitCode;

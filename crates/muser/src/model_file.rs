@@ -124,6 +124,48 @@ pub fn bundled_draft() -> Option<OpenFile> {
     Some(Box::new(move || Ok(GgufFile::open(path)?)))
 }
 
+/// The projector of the bundled model, where this build has one.
+#[cfg(feature = "bundled-model")]
+#[expect(clippy::unnecessary_wraps, reason = "a build without the bundled model may have none")]
+pub fn bundled_projector() -> Option<OpenFile> {
+    const BYTES: &[u8] =
+        include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/mmproj-muse-tiny-Q8_0.gguf"));
+    Some(Box::new(|| Ok(GgufFile::from_bytes(BYTES)?)))
+}
+
+/// The projector of the bundled model, if it lies where that model does.
+#[cfg(not(feature = "bundled-model"))]
+pub fn bundled_projector() -> Option<OpenFile> {
+    let path = find_beside("mmproj-muse-tiny-Q8_0.gguf")?;
+    Some(Box::new(move || Ok(GgufFile::open(path)?)))
+}
+
+/// Files beside a model that are looked into.
+const MOST_CANDIDATES: usize = 32;
+
+/// GGUF files beside a model that have `word` in their names; those whose name has most in common with the model's come first.
+pub fn beside(model: &Path, word: &str) -> Vec<PathBuf> {
+    let folder = match model.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+    let ours = name(model);
+    // `mmproj-NAME.gguf` belongs to `NAME.gguf` as `NAME-mmproj.gguf` does.
+    let bare = |path: &Path| name(path).replacen(&format!("{word}-"), "", 1);
+    let alike = |path: &Path| ours.bytes().zip(bare(path).bytes()).take_while(|(a, b)| a == b).count();
+    let is_wanted = |path: &PathBuf| {
+        let is_gguf = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
+        let name = name(path);
+        is_gguf && name.contains(word) && name != ours
+    };
+    let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
+    let mut found: Vec<PathBuf> =
+        entries.flatten().map(|entry| entry.path()).filter(is_wanted).take(MOST_CANDIDATES).collect();
+    found.sort_by(|a, b| alike(b).cmp(&alike(a)).then_with(|| a.cmp(b)));
+    found
+}
+
 #[cfg(feature = "bundled-model")]
 fn bundled() -> anyhow::Result<GgufFile> {
     const BYTES: &[u8] =

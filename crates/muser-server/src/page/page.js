@@ -11,6 +11,9 @@ const make = (tag, className, text) => {
 
 let conversation = [];
 let running = null;
+let sees = false;
+// Images that the next message shows, as data URLs.
+let images = [];
 
 const headers = () => {
   const key = sessionStorage.getItem("muser-key");
@@ -91,23 +94,71 @@ function answerView() {
   return { thoughts, summary, thoughtText, text, meta };
 }
 
-function questionView(question) {
+// A data URL as an element; anything else would be fetched, so it is not shown.
+function picture(url) {
+  const image = make("img");
+  image.alt = "image";
+  if (url.startsWith("data:image/")) image.src = url;
+  return image;
+}
+
+// The content of a message is text, or parts with images.
+function questionView(content) {
   $("empty")?.remove();
   const own = make("div", "user");
-  own.append(make("div", "", question));
+  const body = make("div");
+  for (const part of typeof content === "string" ? [{ type: "text", text: content }] : content) {
+    if (part.type === "image_url") body.append(picture(part.image_url.url));
+    else body.append(document.createTextNode(part.text));
+  }
+  own.append(body);
   $("log").append(own);
 }
 
+function showImages() {
+  $("images").hidden = images.length === 0;
+  $("images").replaceChildren(...images.map((url, index) => {
+    const item = make("div", "thumb");
+    const remove = make("button", "", "×");
+    remove.type = "button";
+    remove.setAttribute("aria-label", "Leave this image out");
+    remove.addEventListener("click", () => {
+      images.splice(index, 1);
+      showImages();
+    });
+    item.append(picture(url), remove);
+    return item;
+  }));
+}
+
+async function addImages(files) {
+  const read = (file) => new Promise((done, fail) => {
+    const reader = new FileReader();
+    reader.addEventListener("load", () => done(reader.result));
+    reader.addEventListener("error", () => fail(reader.error));
+    reader.readAsDataURL(file);
+  });
+  for (const file of [...files].filter((file) => file.type.startsWith("image/"))) {
+    images.push(await read(file));
+  }
+  showImages();
+  $("input").focus();
+}
+
 async function ask(question) {
-  questionView(question);
-  conversation.push({ role: "user", content: question });
+  const shown = images.map((url) => ({ type: "image_url", image_url: { url } }));
+  const content = shown.length ? [...shown, { type: "text", text: question }] : question;
+  images = [];
+  showImages();
+  questionView(content);
+  conversation.push({ role: "user", content });
 
   const view = answerView();
   running = new AbortController();
   $("send").hidden = true;
   $("stop").hidden = false;
   const begun = performance.now();
-  let first = 0, thoughtDone = 0, pieces = 0, content = "", reasoning = "", usage = null, timings = null, finish = "";
+  let first = 0, thoughtDone = 0, pieces = 0, text = "", reasoning = "", usage = null, timings = null, finish = "";
   const follow = () => {
     const log = $("log");
     if (log.scrollHeight - log.scrollTop - log.clientHeight < 160) log.scrollTop = log.scrollHeight;
@@ -120,7 +171,7 @@ async function ask(question) {
       drawing = false;
       view.thoughts.hidden = !reasoning;
       view.thoughtText.textContent = reasoning;
-      render(view.text, content);
+      render(view.text, text);
       follow();
     });
   };
@@ -152,7 +203,7 @@ async function ask(question) {
           thoughtDone = now;
           view.summary.textContent = `Thought for ${seconds(now - first)}`;
         }
-        content += said;
+        text += said;
       }
       draw();
     }
@@ -174,15 +225,15 @@ async function ask(question) {
       facts.push(`${rate.toFixed(1)} tokens/s`);
       $("rate").textContent = rate.toFixed(1);
     }
-    const cached = usage.prompt_tokens_details.cached_tokens;
-    facts.push(`${usage.prompt_tokens} in the prompt, ${cached} cached`);
+    const { cached_tokens: cached, image_tokens: seen } = usage.prompt_tokens_details;
+    facts.push(`${usage.prompt_tokens} in the prompt${seen ? ` (${seen} of images)` : ""}, ${cached} cached`);
     $("cached").textContent = usage.prompt_tokens ? `${Math.round((100 * cached) / usage.prompt_tokens)} %` : "–";
   }
   if (first) facts.push(`first after ${seconds(first - begun)}`);
   if (finish === "length") facts.push("cut at the limit");
   if (finish === "stopped") facts.push("stopped");
   view.meta.textContent = facts.join(" · ");
-  conversation.push({ role: "assistant", content, ...(reasoning && { reasoning_content: reasoning }) });
+  conversation.push({ role: "assistant", content: text, ...(reasoning && { reasoning_content: reasoning }) });
   $("input").focus();
   watch();
 }
@@ -264,6 +315,8 @@ function showStatus(status) {
   $("device").textContent = status.device;
   $("device").title = status.device;
   $("waiting").textContent = status.waiting;
+  sees = status.model.sees;
+  $("attach").hidden = !sees;
   const list = status.slots.map((slot) => {
     const item = make("li");
     const reading = slot.busy && slot.processed_tokens < slot.prompt_tokens;
@@ -308,7 +361,7 @@ async function watch() {
 $("form").addEventListener("submit", (event) => {
   event.preventDefault();
   const question = $("input").value.trim();
-  if (!question || running) return;
+  if ((!question && !images.length) || running) return;
   $("input").value = "";
   $("input").style.height = "";
   ask(question);
@@ -323,10 +376,30 @@ $("input").addEventListener("input", () => {
   $("input").style.height = "auto";
   $("input").style.height = `${$("input").scrollHeight}px`;
 });
+$("attach").addEventListener("click", () => $("file").click());
+$("file").addEventListener("change", () => {
+  addImages($("file").files);
+  $("file").value = "";
+});
+$("input").addEventListener("paste", (event) => {
+  if (!sees || !event.clipboardData?.files.length) return;
+  event.preventDefault();
+  addImages(event.clipboardData.files);
+});
+for (const kind of ["dragover", "dragleave", "drop"]) {
+  $("chat").addEventListener(kind, (event) => {
+    if (!sees) return;
+    event.preventDefault();
+    $("form").classList.toggle("over", kind === "dragover");
+    if (kind === "drop") addImages(event.dataTransfer.files);
+  });
+}
 $("stop").addEventListener("click", () => running?.abort());
 $("new").addEventListener("click", () => {
   running?.abort();
   conversation = [];
+  images = [];
+  showImages();
   $("log").replaceChildren();
   $("input").focus();
 });

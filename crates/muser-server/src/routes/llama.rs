@@ -19,15 +19,28 @@ use crate::exchange::read_body;
 use crate::fields::{Body, COUNT, Field, INTEGER, Kind, whole};
 use crate::generation::Generation;
 use crate::params::{self, SAMPLING_FIELDS, concat};
+use crate::pictures::{MOST_IMAGES, Picture};
 use crate::places::Places;
 use crate::sse::{self, Event};
 use crate::work::{Form, Prompt, PromptPart, Work};
 
+/// What stands for an image in a `prompt_string`.
+const MEDIA_MARKER: &str = "<__media__>";
+
+const MULTIMODAL: &[Field] = &[
+    Field::required("prompt_string", Kind::Text, "the text, with <__media__> for each image"),
+    Field::optional("multimodal_data", Kind::List(&Kind::Text), "the images in base64, in their order"),
+];
+
 const COMPLETION_OWN: &[Field] = &[
     Field::required(
         "prompt",
-        Kind::Either(&[Kind::Text, Kind::List(&Kind::Either(&[Kind::Text, COUNT]))]),
-        "a string, token ids, or both mixed",
+        Kind::Either(&[
+            Kind::Text,
+            Kind::List(&Kind::Either(&[Kind::Text, COUNT])),
+            Kind::Object(MULTIMODAL),
+        ]),
+        "a string, token ids, or both mixed; or prompt_string with images",
     ),
     Field::optional(
         "n_predict",
@@ -48,7 +61,7 @@ const COMPLETION_OWN: &[Field] = &[
          text stays in any case. A prompt that does not fit is a 400",
     ),
     Field::ignored("samplers", "the order of filters is fixed and documented"),
-    Field::refused("image_data", "images are not supported by the loaded model"),
+    Field::refused("image_data", "use a prompt with prompt_string and multimodal_data"),
 ];
 const COMPLETION_TABLE: [Field; COMPLETION_OWN.len() + SAMPLING_FIELDS.len()] =
     concat(COMPLETION_OWN, SAMPLING_FIELDS);
@@ -231,7 +244,8 @@ pub async fn props(State(app): State<SharedApp>) -> Response {
             "model_alias": facts.name,
             "model_path": facts.path,
             "chat_template": loaded.text.template_source(),
-            "modalities": {"vision": false, "audio": false},
+            "modalities": {"vision": loaded.text.sees(), "audio": false, "video": false},
+            "media_marker": MEDIA_MARKER,
             "build_info": concat!("muser ", env!("CARGO_PKG_VERSION")),
             "device": loaded.backend.device(),
             "kv_type": numerics.kv_type,
@@ -333,8 +347,39 @@ fn prompt(body: Body<'_>) -> Result<Prompt, ApiError> {
             .collect::<Result<_, _>>()
             .map(Prompt::Mixed),
         Some(Value::String(text)) => Ok(Prompt::Text(text.clone())),
+        Some(Value::Object(parts)) => with_pictures(Body(parts)),
         _ => Err(ApiError::field("prompt", "'prompt' must be a string or a list")),
     }
+}
+
+/// Text with images where its markers are.
+fn with_pictures(body: Body<'_>) -> Result<Prompt, ApiError> {
+    let text = body.text("prompt_string").unwrap_or_default();
+    let data = body.list("multimodal_data").unwrap_or_default();
+    let texts: Vec<&str> = text.split(MEDIA_MARKER).collect();
+    let (markers, images) = (texts.len() - 1, data.len());
+    if markers != images {
+        return Err(ApiError::field(
+            "prompt.multimodal_data",
+            format!(
+                "'prompt_string' has {markers} times {MEDIA_MARKER}, 'multimodal_data' has {images} images"
+            ),
+        ));
+    }
+    if images > MOST_IMAGES {
+        let message = format!("At most {MOST_IMAGES} images are taken in a request");
+        return Err(ApiError::field("prompt.multimodal_data", message));
+    }
+    let mut parts = Vec::with_capacity(2 * texts.len());
+    for (index, text) in texts.into_iter().enumerate() {
+        if let Some(image) = index.checked_sub(1).and_then(|before| data.get(before)) {
+            let place = format!("prompt.multimodal_data[{}]", index - 1);
+            let image = image.as_str().unwrap_or_default();
+            parts.push(PromptPart::Picture(Picture::from_text(image, place)?));
+        }
+        parts.push(PromptPart::Text(text.to_owned()));
+    }
+    Ok(Prompt::Mixed(parts))
 }
 
 struct Head {

@@ -120,8 +120,8 @@ pub async fn restore(Shared(app): Shared<SharedApp>, Path(name): Path<String>) -
         let begun = Instant::now();
         let (content, written) = recall(&app, &name).await?;
         let conversation = content["conversation"].as_object().cloned().unwrap_or_default();
-        let usage = match prompt_ids(&app, &conversation).await? {
-            Some(ids) => read_prompt(app.loaded()?, ids, true).await?,
+        let usage = match engine_prompt(&app, &conversation).await? {
+            Some(prompt) => read_prompt(app.loaded()?, prompt, true).await?,
             None => Usage::default(),
         };
         let mut object = object(&name, &content, written);
@@ -164,16 +164,16 @@ fn conversation_of(body: &Map<String, Value>) -> Map<String, Value> {
 }
 
 /// The prompt of a conversation, as a request with these messages would have it; none of an empty one.
-async fn prompt_ids(
+async fn engine_prompt(
     app: &SharedApp,
     conversation: &Map<String, Value>,
-) -> Result<Option<Vec<u32>>, ApiError> {
+) -> Result<Option<muser_engine::Prompt>, ApiError> {
     if Body(conversation).list("messages").is_none_or(<[Value]>::is_empty) {
         return Ok(None);
     }
     let prompt = Prompt::Chat(Box::new(read_conversation(Body(conversation))?));
     let loaded = Arc::clone(app.loaded()?);
-    aside(move || loaded.text.prompt_ids(&prompt)).await.map(Some)
+    aside(move || loaded.text.engine_prompt(&prompt)).await.map(Some)
 }
 
 async fn save_as(
@@ -187,9 +187,10 @@ async fn save_as(
     let loaded = app.loaded()?;
     let saving = packs.begin_save()?;
     let (mut usage, mut prompt) = (Usage::default(), Vec::new());
-    if let Some(ids) = prompt_ids(app, &conversation).await? {
-        usage = read_prompt(loaded, ids.clone(), true).await?;
-        prompt = ids;
+    if let Some(read) = engine_prompt(app, &conversation).await? {
+        usage = read_prompt(loaded, read.clone(), true).await?;
+        // Ids alone do not say what an image shows: its prefix is kept as every other's is, and not by the session's name.
+        prompt = if read.images.is_empty() { read.tokens } else { Vec::new() };
     }
     let model = loaded.facts.name.clone();
     let mut object = aside(move || {

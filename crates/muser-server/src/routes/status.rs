@@ -53,7 +53,7 @@ async fn run_status(app: &SharedApp) -> Result<Response, ApiError> {
         })
         .collect();
     Ok(Json(json!({
-        "model": {"name": loaded.facts.name, "context_tokens": loaded.facts.context_tokens},
+        "model": {"name": loaded.facts.name, "context_tokens": loaded.facts.context_tokens, "sees": loaded.text.sees()},
         "device": loaded.backend.device(),
         "packs": app.packs().is_ok().then(|| json!({
             "count": now.packs,

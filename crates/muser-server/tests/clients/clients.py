@@ -6,6 +6,7 @@ server promises, not at how clever the text is.
 
 import base64
 import json
+import os
 import struct
 import sys
 import tempfile
@@ -269,6 +270,53 @@ def anthropic_prefill_and_overflow():
         assert "prompt is too long: " in str(fault) and "maximum" in str(fault), fault
     else:
         raise AssertionError("it was accepted")
+
+
+PICTURE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../../models/muse-tiny-demo.png")
+
+
+def picture():
+    with open(PICTURE, "rb") as file:
+        return base64.b64encode(file.read()).decode()
+
+
+@check
+def openai_picture():
+    parts = [
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture()}"}},
+        {"type": "text", "text": "What color is the background?"},
+    ]
+    answer = openai_client().chat.completions.create(
+        model="muse-tiny", messages=[{"role": "user", "content": parts}], max_tokens=24, temperature=0, reasoning_effort="none",
+    )
+    assert answer.choices[0].message.content == "The background is orange.", answer
+    assert answer.usage.prompt_tokens_details.model_dump()["image_tokens"] == 50, answer.usage
+
+
+@check
+def anthropic_picture():
+    import anthropic
+
+    source = {"type": "base64", "media_type": "image/png", "data": picture()}
+    content = [{"type": "image", "source": source}, {"type": "text", "text": "What color is the background?"}]
+    messages = [{"role": "user", "content": content}]
+    client = anthropic.Anthropic(base_url=BASE, api_key="none")
+    answer = client.messages.create(
+        model="muse-tiny", max_tokens=24, temperature=0, messages=messages, thinking={"type": "disabled"},
+    )
+    assert answer.content[0].text == "The background is orange.", answer
+    assert client.messages.count_tokens(model="muse-tiny", messages=messages).input_tokens > 50
+
+
+@check
+def ollama_picture():
+    import ollama
+
+    message = {"role": "user", "content": "What color is the background?", "images": [PICTURE]}
+    answer = ollama.Client(host=BASE).chat(
+        model="muse-tiny", messages=[message], think=False, options={"temperature": 0, "num_predict": 24},
+    )
+    assert answer.message.content == "The background is orange.", answer
 
 
 @check

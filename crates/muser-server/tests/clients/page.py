@@ -6,12 +6,14 @@ screenshots in FOLDER. Exits with 1 if something is not as it should be.
 
 import base64
 import json
+import os
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
 
+PICTURE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../../models/muse-tiny-demo.png")
 BASE, FOLDER = sys.argv[1].rstrip("/"), sys.argv[2]
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 
@@ -109,6 +111,33 @@ def main():
         browser.picture("5-session")
         browser.script("document.querySelector('#sessions button:last-child').click()")
         browser.wait("the deleting", "document.querySelectorAll('#sessions li').length === 0", 10)
+        # A picture dropped on the page is shown as a thumbnail, asked about, and stays in the log.
+        browser.click("#new")
+        browser.script("document.getElementById('effort').value = 'none'; document.getElementById('temperature').value = '0'")
+        with open(PICTURE, "rb") as file:
+            data = base64.b64encode(file.read()).decode()
+        browser.script(
+            f"const bytes = Uint8Array.from(atob('{data}'), c => c.charCodeAt(0));"
+            "const files = new DataTransfer(); files.items.add(new File([bytes], 'scene.png', { type: 'image/png' }));"
+            "document.getElementById('chat').dispatchEvent(new DragEvent('drop', { dataTransfer: files, bubbles: true, cancelable: true }))"
+        )
+        loaded = "[...document.querySelectorAll('{0}')].filter(i => i.complete && i.naturalWidth === 140).length === {1}"
+        browser.wait("the thumbnail", loaded.format("#images img", 1))
+        browser.picture("6-dropped")
+        # Pasted once more, and left out again.
+        browser.script(
+            f"const bytes = Uint8Array.from(atob('{data}'), c => c.charCodeAt(0));"
+            "const files = new DataTransfer(); files.items.add(new File([bytes], 'scene.png', { type: 'image/png' }));"
+            "document.getElementById('input').dispatchEvent(new ClipboardEvent('paste', { clipboardData: files, bubbles: true, cancelable: true }))"
+        )
+        browser.wait("two thumbnails", loaded.format("#images img", 2))
+        browser.script("document.querySelectorAll('#images button')[1].click()")
+        browser.wait("one again", loaded.format("#images img", 1))
+        browser.type("#input", "What color is the background?\ue007")
+        browser.wait("the answer", f"{done} && document.querySelector('.assistant .meta').textContent.includes('50 of images')", 60)
+        assert browser.script("return document.querySelector('.assistant .text').textContent") == "The background is orange."
+        assert browser.script(f"return {loaded.format('.user img', 1)} && document.querySelectorAll('#images img').length === 0")
+        browser.picture("7-seen")
         faults = [entry for entry in browser.call("POST", "/se/log", {"type": "browser"}) if entry["level"] == "SEVERE"]
         assert not faults, faults
         print("ok   page")

@@ -4,9 +4,10 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use muser_backend::Executor as _;
+use muser_backend::arith::vision::PositionRule;
 use muser_cpu::{CpuExecutor, CpuOptions};
 use muser_engine::{Engine, EngineConfig, EngineHandle};
-use muser_model::{Draft, Model};
+use muser_model::{Draft, Model, Projector};
 use muser_pack::{KeyFile, Library, LibraryOptions, store::DirStore};
 use muser_prefix::{PackOptions, PackSource, identity_of, weights_root};
 use muser_server::{LiveEngine, ModelFacts, Packs, ServerConfig};
@@ -32,7 +33,8 @@ pub fn spawn_with_packs(folder: &Path, mut config: EngineConfig) -> (EngineHandl
     let model = Model::load(super::model_path()).expect("the bundled model loads");
     let geometry = model.geometry.clone();
     let facts = ModelFacts::of_file("muse-tiny".into(), &model.file, geometry.context, geometry.hidden);
-    let executor = CpuExecutor::new(model.clone(), CpuOptions::default()).expect("the CPU computes");
+    let mut executor = CpuExecutor::new(model.clone(), CpuOptions::default()).expect("the CPU computes");
+    see(&mut executor);
     let keys = KeyFile::open_or_create(&folder.join("keys")).expect("a key file");
     let store = Arc::new(DirStore::open(folder.join("packs"), None).expect("a folder"));
     let library = Library::open(store, keys, LibraryOptions::default()).expect("it opens");
@@ -55,6 +57,22 @@ pub fn spawn_drafting(config: EngineConfig) -> (EngineHandle, ModelFacts) {
     let draft = super::model_path().with_file_name("muse-tiny-dflash-Q8_0.gguf");
     executor.attach_draft(Draft::load(draft).expect("the bundled draft loads")).expect("it fits");
     let config = EngineConfig { draft_length: muser_engine::DraftLength::Fixed(4), ..config };
+    (Engine::spawn(Box::new(executor), geometry, config).expect("the engine starts"), facts)
+}
+
+fn see(executor: &mut CpuExecutor) {
+    let file = super::model_path().with_file_name("mmproj-muse-tiny-Q8_0.gguf");
+    let projector = Projector::load(file).expect("the bundled projector loads");
+    executor.attach_projector(projector, PositionRule::Raster).expect("it fits");
+}
+
+/// An engine on the bundled model that sees with the bundled projector.
+pub fn spawn_seeing(config: EngineConfig) -> (EngineHandle, ModelFacts) {
+    let model = Model::load(super::model_path()).expect("the bundled model loads");
+    let geometry = model.geometry.clone();
+    let facts = ModelFacts::of_file("muse-tiny".into(), &model.file, geometry.context, geometry.hidden);
+    let mut executor = CpuExecutor::new(model, CpuOptions::default()).expect("the CPU computes");
+    see(&mut executor);
     (Engine::spawn(Box::new(executor), geometry, config).expect("the engine starts"), facts)
 }
 

@@ -127,7 +127,8 @@ impl ChatTemplate {
         Ok(self.encode_with_images(tokenizer, input, &[])?.ids)
     }
 
-    /// The same for a conversation with images, of which image `i` (in the order of messages and parts) has `rows[i]` rows.
+    /// The same for a conversation with images, of which image `i` has `rows[i]` rows. The number of an image is its part's
+    /// `number`, or its place in the order of messages and parts where there is none.
     ///
     /// Where an image is, is not left to the template: it sees a piece of text that no user can write, at the place of the image,
     /// and what it makes of that must hold each of them once.
@@ -137,7 +138,7 @@ impl ChatTemplate {
         input: &ChatInput,
         rows: &[usize],
     ) -> Result<PromptIds, TextError> {
-        let rendered = self.render_shielded(tokenizer, input)?;
+        let (rendered, numbers) = self.render_shielded(tokenizer, input)?;
         let shield = Shield::new(tokenizer.specials());
         let mut out = PromptIds { ids: Vec::with_capacity(rendered.len() / 3 + 8), images: Vec::new() };
         for segment in tokenizer.specials().segments(&rendered) {
@@ -159,14 +160,14 @@ impl ChatTemplate {
         tokenizer.ensure_bos(&mut out.ids);
         let added = out.ids.len() - before;
         out.images.iter_mut().for_each(|(_, at)| *at += added);
-        out.check_images(rows.len())?;
+        out.check_images(numbers)?;
         Ok(out)
     }
 
     /// The prompt as text, for people. Do not tokenise it: what a user wrote would become control tokens. That is what
     /// [`Self::encode`] is for.
     pub fn render(&self, tokenizer: &Tokenizer, input: &ChatInput) -> Result<String, TextError> {
-        let rendered = self.render_shielded(tokenizer, input)?;
+        let (rendered, _) = self.render_shielded(tokenizer, input)?;
         let shield = Shield::new(tokenizer.specials());
         let (mut out, mut rest) = (String::with_capacity(rendered.len()), rendered.as_str());
         while let Some((before, _, behind)) = Shield::split_image(rest) {
@@ -178,13 +179,18 @@ impl ChatTemplate {
         Ok(out)
     }
 
-    fn render_shielded(&self, tokenizer: &Tokenizer, input: &ChatInput) -> Result<String, TextError> {
+    /// The prompt in covered text, and the numbers of the images that it should hold.
+    fn render_shielded(
+        &self,
+        tokenizer: &Tokenizer,
+        input: &ChatInput,
+    ) -> Result<(String, Vec<usize>), TextError> {
         let shield = Shield::new(tokenizer.specials());
         let mut context = Map::new();
         for (name, value) in &input.variables {
             context.insert(name.clone(), shield.cover(value));
         }
-        let mut images = 0;
+        let mut images = Vec::new();
         let covered = input.messages.iter().map(|message| cover_message(&shield, message, &mut images));
         let messages: Vec<Value> = covered.collect();
         let messages = if self.drops_late_systems { systems_in_place(&messages) } else { messages };
@@ -204,7 +210,7 @@ impl ChatTemplate {
             let prefix = shield.cover(&Value::String(input.answer_prefix.clone()));
             rendered.push_str(prefix.as_str().unwrap_or_default());
         }
-        Ok(rendered)
+        Ok((rendered, images))
     }
 
     fn run(&self, context: &Value) -> Result<String, TextError> {
@@ -246,27 +252,29 @@ impl PromptIds {
         Ok(())
     }
 
-    /// Is each of `count` images there once?
-    fn check_images(&self, count: usize) -> Result<(), TextError> {
+    /// Is each of these images there once?
+    fn check_images(&self, mut wanted: Vec<usize>) -> Result<(), TextError> {
         let mut seen: Vec<usize> = self.images.iter().map(|(number, _)| *number).collect();
         seen.sort_unstable();
-        if seen.iter().copied().eq(0..count) {
+        wanted.sort_unstable();
+        if seen == wanted {
             return Ok(());
         }
-        let found = format!("{} of {count} images in what it made", seen.len());
+        let found = format!("{} of {} images in what it made", seen.len(), wanted.len());
         Err(TextError::request("messages", "a template that shows every image once", found))
     }
 }
 
 /// A message in which no string can start a marker; content in parts is one string, with what stands for its images.
-fn cover_message(shield: &Shield<'_>, message: &Value, images: &mut usize) -> Value {
+fn cover_message(shield: &Shield<'_>, message: &Value, images: &mut Vec<usize>) -> Value {
     let mut covered = shield.cover(message);
     if let Some(parts) = message["content"].as_array() {
         let mut text = String::new();
         for part in parts {
             if part["type"] == "image" {
-                text.push_str(&Shield::image(*images));
-                *images += 1;
+                let number = part["number"].as_u64().map_or(images.len(), |number| number as usize);
+                text.push_str(&Shield::image(number));
+                images.push(number);
             } else if let Value::String(said) = shield.cover(&part["text"]) {
                 text.push_str(&said);
             }

@@ -470,10 +470,16 @@ fn every_image_is_shown_once_or_the_conversation_is_refused() {
     };
     let whole = "{% for m in messages %}{{ m['content'] }}{% endfor %}";
     check(whole, &[], "no images for this model");
-    check(whole, &[1, 1], "1 of 2 images");
     check("{{ messages | length }}", &[1], "0 of 1 images");
     check("{% for m in messages %}{{ m['content'] }}{{ m['content'] }}{% endfor %}", &[1], "2 of 1 images");
+    let twice = with_images(json!([{"type": "image"}, {"type": "image"}]));
+    let mut twice = twice;
+    twice.messages[0]["content"][1]["number"] = json!(0);
     let template = ChatTemplate::compile(whole).expect("compiles");
+    assert_eq!(
+        template.encode_with_images(tokenizer, &twice, &[2]).expect("the same image twice").images.len(),
+        2
+    );
     assert!(template.encode(tokenizer, &asked).is_err());
     assert_eq!(template.encode_with_images(tokenizer, &asked, &[4]).expect("encodes").images.len(), 1);
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::{DraftArgs, PackStoreArgs};
+use super::{DraftArgs, PackStoreArgs, ProjectorArgs};
 use crate::env_vars;
 
 /// Which model, and on what.
@@ -139,8 +139,8 @@ pub struct RunArgs {
     /// Tools that the model may call: a JSON file with an array of function definitions
     #[arg(long, value_name = "FILE")]
     pub tools: Option<PathBuf>,
-    /// An image to ask about (reserved: this version reads text only)
-    #[arg(long, value_name = "FILE")]
+    /// An image to ask about: PNG, JPEG, WebP or GIF (may be given several times)
+    #[arg(long, value_name = "FILE", conflicts_with = "raw")]
     pub image: Vec<PathBuf>,
     /// Keep what is read and written in packs, and do not read again what is kept there (--pack=DIR, with the equals sign);
     /// default folder: `packs` in `MUSER_HOME`
@@ -161,6 +161,9 @@ pub struct RunArgs {
     /// Who proposes them.
     #[command(flatten)]
     pub draft: DraftArgs,
+    /// What the model sees with.
+    #[command(flatten)]
+    pub projector: ProjectorArgs,
 }
 
 /// Arguments of `muser chat`.
@@ -188,6 +191,9 @@ pub struct ChatArgs {
     /// Who proposes them.
     #[command(flatten)]
     pub draft: DraftArgs,
+    /// What the model sees with.
+    #[command(flatten)]
+    pub projector: ProjectorArgs,
 }
 
 fn number(text: &str) -> Result<f32, String> {

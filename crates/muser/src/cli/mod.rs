@@ -6,6 +6,7 @@ mod generation;
 mod measure;
 mod pack;
 mod pack_store;
+mod projector;
 #[cfg(test)]
 mod reference;
 mod serve;
@@ -24,6 +25,9 @@ pub use pack::{
     PackShowArgs, PackVerifyArgs,
 };
 pub use pack_store::PackStoreArgs;
+#[cfg(test)]
+pub use projector::PositionChoice;
+pub use projector::{ProjectorArgs, ProjectorChoice};
 pub use serve::ServeArgs;
 pub use store::{ModelsArgs, PullArgs};
 pub use tools::{DetokenizeArgs, DoctorArgs, InspectArgs, LogitsArgs, SynthArgs, TokenizeArgs};

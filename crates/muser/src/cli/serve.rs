@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::{DraftArgs, ModelArgs, PackStoreArgs};
+use super::{DraftArgs, ModelArgs, PackStoreArgs, ProjectorArgs};
 
 /// Arguments of `muser serve`.
 #[derive(Debug, Args)]
@@ -99,4 +99,7 @@ pub struct ServeArgs {
     /// Who proposes tokens.
     #[command(flatten)]
     pub draft: DraftArgs,
+    /// What the model sees with.
+    #[command(flatten)]
+    pub projector: ProjectorArgs,
 }

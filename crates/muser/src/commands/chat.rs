@@ -4,7 +4,8 @@
 //! next chat that begins alike knows it too. Ctrl-C stops an answer (what was said stays part of the conversation), at the
 //! prompt it clears the line; Ctrl-D leaves.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
@@ -13,6 +14,7 @@ use serde_json::{Value, json};
 use crate::cli::ChatArgs;
 use crate::env_vars;
 use crate::generate::{Answer, ChatPrompt, Printer, Prompt, Session};
+use crate::images;
 use crate::interrupt::Interrupt;
 use crate::output::{Console, HintExt as _};
 use crate::packs::PackFolder;
@@ -20,6 +22,7 @@ use crate::packs::PackFolder;
 const HELP: &str = "\
 /reset         forget the conversation
 /system TEXT   replace the instructions and forget the conversation; without TEXT show them
+/image FILE    show an image (PNG, JPEG, WebP or GIF) with what is said next
 /help          this list
 /quit          leave (so does Ctrl-D)
 A line that ends with \\ goes on in the next one. Ctrl-C stops an answer.";
@@ -29,14 +32,15 @@ pub fn run(args: ChatArgs, console: &Console) -> anyhow::Result<()> {
     // One press stops an answer; who presses three times while nothing happens wants out.
     let interrupt = Interrupt::install(3);
     let packs = args.pack.clone().map(|dir| (PackFolder::from_flag(dir), &args.packs));
-    let session = Session::open(&args.model, &args.draft, packs, console)?;
+    let session = Session::open(&args.model, &args.draft, &args.projector, packs, console)?;
     if session.template.is_none() {
         return Err(anyhow::anyhow!("{}: the model has no chat template", session.label))
             .hint("`muser run --raw` continues a text without one");
     }
     console.note(format!("{}; /help lists commands", session.label));
     let mut lines = Lines::open(console)?;
-    let mut talk = Talk { session, args, system: None, turns: Vec::new() };
+    let mut talk =
+        Talk { session, args, system: None, turns: Vec::new(), images: Vec::new(), shown: Vec::new() };
     talk.system = talk.args.system.take();
     while let Some(line) = lines.next()? {
         match Input::parse(&line) {
@@ -44,7 +48,7 @@ pub fn run(args: ChatArgs, console: &Console) -> anyhow::Result<()> {
             Input::Quit => break,
             Input::Help => console.note(HELP),
             Input::Reset => {
-                talk.turns.clear();
+                talk.forget();
                 console.note("the conversation is forgotten");
             }
             Input::System(None) => {
@@ -52,9 +56,11 @@ pub fn run(args: ChatArgs, console: &Console) -> anyhow::Result<()> {
             }
             Input::System(Some(text)) => {
                 talk.system = Some(text.to_owned());
-                talk.turns.clear();
+                talk.forget();
                 console.note("new instructions; the conversation is forgotten");
             }
+            Input::Image(None) => console.warning("/image wants the path of a file"),
+            Input::Image(Some(path)) => talk.look(path, console),
             Input::Unknown(command) => console.warning(format!("{command} is no command; /help lists them")),
             Input::Say(text) => talk.turn(text, &interrupt, console)?,
         }
@@ -69,17 +75,46 @@ struct Talk {
     system: Option<String>,
     /// Messages after the instructions, in the API's shape.
     turns: Vec<Value>,
+    /// Images of the turns, in order.
+    images: Vec<Arc<[u8]>>,
+    /// Images that the next turn shows.
+    shown: Vec<Arc<[u8]>>,
 }
 
 impl Talk {
+    fn forget(&mut self) {
+        self.turns.clear();
+        self.images.clear();
+        self.shown.clear();
+    }
+
+    fn look(&mut self, path: &str, console: &Console) {
+        if let Err(reason) = &self.session.sight {
+            console.error(reason);
+            return;
+        }
+        match images::read(Path::new(path)) {
+            Ok(bytes) => {
+                self.shown.push(bytes);
+                console.note("the image is shown with what you say next");
+            }
+            Err(error) => console.error(format!("{error:#}")),
+        }
+    }
+
     fn turn(&mut self, text: &str, interrupt: &Interrupt, console: &Console) -> anyhow::Result<()> {
         interrupt.reset();
-        self.turns.push(json!({ "role": "user", "content": text }));
+        let mut said = ChatPrompt::new(None, text);
+        said.show(std::mem::take(&mut self.shown));
+        let new = said.images.len();
+        self.images.append(&mut said.images);
+        self.turns.append(&mut said.messages);
         let system = self.system.iter().map(|text| json!({ "role": "system", "content": text }));
         let prompt = Prompt::Chat(ChatPrompt {
             messages: system.chain(self.turns.iter().cloned()).collect(),
             tools: Vec::new(),
             reasoning: self.args.reasoning,
+            images: self.images.clone(),
         });
         let mut printer = Printer::new(console);
         let outcome = self.session.answer(&prompt, &self.args.sampling, interrupt, &mut printer);
@@ -94,6 +129,7 @@ impl Talk {
             Err(error) => {
                 // The turn did not happen; the conversation goes on as it was.
                 self.turns.pop();
+                self.images.truncate(self.images.len() - new);
                 console.error(format!("{error:#}"));
                 if matches!(error.downcast_ref(), Some(muser_engine::SubmitError::ContextLength { .. })) {
                     console.hint("/reset forgets the conversation, --ctx gives it more room");
@@ -128,6 +164,7 @@ enum Input<'a> {
     Help,
     Reset,
     System(Option<&'a str>),
+    Image(Option<&'a str>),
     Unknown(&'a str),
     Say(&'a str),
 }
@@ -143,6 +180,8 @@ impl<'a> Input<'a> {
             ("/reset" | "/clear", "") => Self::Reset,
             ("/system", "") => Self::System(None),
             ("/system", text) => Self::System(Some(text)),
+            ("/image", "") => Self::Image(None),
+            ("/image", path) => Self::Image(Some(path)),
             // A path or a fraction is something to say; a command is one word of letters.
             (word, "") if word.starts_with('/') && word[1..].chars().all(|c| c.is_ascii_lowercase()) => {
                 Self::Unknown(word)
@@ -232,6 +271,8 @@ mod tests {
         check("/quit ", &Input::Quit);
         check("/reset", &Input::Reset);
         check("/system", &Input::System(None));
+        check("/image  my dog.png ", &Input::Image(Some("my dog.png")));
+        check("/image", &Input::Image(None));
         check("/system  Be brief. ", &Input::System(Some("Be brief.")));
         check("/rest", &Input::Unknown("/rest"));
         check("/etc/passwd is a file", &Input::Say("/etc/passwd is a file"));

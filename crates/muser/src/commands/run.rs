@@ -8,19 +8,17 @@ use serde_json::Value;
 use crate::cli::RunArgs;
 use crate::generate::{Answer, ChatPrompt, Printer, Prompt, Session};
 use crate::ids;
+use crate::images;
 use crate::interrupt::Interrupt;
-use crate::output::{Console, HintExt as _, interrupted, usage_error};
+use crate::output::{Console, HintExt as _, interrupted};
 use crate::packs::PackFolder;
 
 /// Runs the command.
 pub fn run(args: RunArgs, console: &Console) -> anyhow::Result<()> {
-    if !args.image.is_empty() {
-        return Err(usage_error("--image is reserved: this version reads text only"));
-    }
     let prompt = prompt(&args)?;
     let interrupt = Interrupt::install(2);
     let packs = args.pack.clone().map(|dir| (PackFolder::from_flag(dir), &args.packs));
-    let session = Session::open(&args.model, &args.draft, packs, console)?;
+    let session = Session::open(&args.model, &args.draft, &args.projector, packs, console)?;
     let answer = if args.json {
         let answer = session.answer(&prompt, &args.sampling, &interrupt, &mut ())?;
         let mut out = std::io::stdout().lock();
@@ -58,6 +56,8 @@ fn prompt(args: &RunArgs) -> anyhow::Result<Prompt> {
     if let Some(path) = &args.tools {
         chat.tools = read_tools(path).with_context(|| path.display().to_string())?;
     }
+    let images = args.image.iter().map(|path| images::read(path)).collect::<anyhow::Result<Vec<_>>>()?;
+    chat.show(images);
     Ok(Prompt::Chat(chat))
 }
 

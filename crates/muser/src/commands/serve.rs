@@ -20,7 +20,7 @@ use crate::cli::ServeArgs;
 use crate::model_file::{BUNDLED_NAME, ModelSource};
 use crate::output::{Console, HintExt as _, usage_error};
 use crate::packs::{self, PackFolder};
-use crate::{draft, executor};
+use crate::{draft, executor, projector};
 
 /// Positions of one request unless `--ctx` says otherwise.
 const DEFAULT_CONTEXT: usize = 32_768;
@@ -227,6 +227,7 @@ fn config(args: &ServeArgs) -> anyhow::Result<ServerConfig> {
             connections_per_address: per_address,
             idle_time: Duration::from_secs(u64::from(args.keep_alive)),
             default_output_tokens: args.default_max_tokens,
+            image_tokens: args.projector.image_max_tokens,
             ..Limits::default()
         },
         shutdown,
@@ -319,6 +320,13 @@ fn load(
     if let Some(draft) = attached.label {
         tracing::info!(draft, "drafting");
     }
+    let projector = projector::attach(&args.projector, source, executor.as_mut());
+    if let Some(projector) = projector.label {
+        tracing::info!(projector, "images are shown");
+    }
+    if let Some(fault) = &projector.fault {
+        tracing::warn!("{fault}");
+    }
     let (mut prefixes, mut packs): (Option<Box<dyn PrefixSource>>, _) = (None, None);
     if let Some(folder) = folder {
         let draft = attached.draft.as_ref();
@@ -332,7 +340,8 @@ fn load(
         .hint("a smaller --ctx or --parallel needs less memory")?;
     let name = args.name.clone().unwrap_or_else(|| name_of(source));
     let device = format!("{}: {}", engine.info().backend, engine.info().device);
-    let facts = ModelFacts::of_file(name, &file, engine.limits().context, hidden);
+    let mut facts = ModelFacts::of_file(name, &file, engine.limits().context, hidden);
+    facts.blind = projector.fault;
     if let Some(packs) = &packs {
         let settle = packs.clone();
         app.attach_packs(Packs::new(packs.library().clone(), packs.scope().clone(), move |time| {

@@ -1,6 +1,10 @@
 //! What the user wants said, and how it becomes token ids.
 
+use std::sync::Arc;
+
 use anyhow::Context as _;
+use muser_backend::TowerImage;
+use muser_engine::{ImageRows, ImageSource};
 use muser_text::{
     ChatInput, Markers, OutputMode, OutputOptions, Specials, Tokenizer, normalise_messages, normalise_tools,
 };
@@ -27,6 +31,8 @@ pub struct ChatPrompt {
     pub tools: Vec<Value>,
     /// How long to think; `None` leaves it to the template.
     pub reasoning: Option<ReasoningChoice>,
+    /// Encoded images, in the order of the parts that stand for them.
+    pub images: Vec<Arc<[u8]>>,
 }
 
 impl ChatPrompt {
@@ -36,20 +42,37 @@ impl ChatPrompt {
         let user = json!({ "role": "user", "content": user });
         Self { messages: system.into_iter().chain([user]).collect(), ..Self::default() }
     }
+
+    /// Puts images before the text of the last message.
+    pub fn show(&mut self, images: Vec<Arc<[u8]>>) {
+        let Some(last) = self.messages.last_mut().filter(|_| !images.is_empty()) else { return };
+        let text = last["content"].as_str().unwrap_or_default().to_owned();
+        let parts = images.iter().map(|_| json!({ "type": "image" }));
+        last["content"] = parts.chain([json!({ "type": "text", "text": text })]).collect();
+        self.images.extend(images);
+    }
 }
 
 impl Prompt {
     /// The ids that the model reads.
-    pub fn encode(&self, session: &Session) -> anyhow::Result<Vec<u32>> {
+    pub fn encode(&self, session: &Session) -> anyhow::Result<muser_engine::Prompt> {
         match self {
-            Self::Raw(text) => encode_raw(&session.tokenizer, text),
+            Self::Raw(text) => Ok(encode_raw(&session.tokenizer, text)?.into()),
             Self::Chat(chat) => {
                 let template = session
                     .template
                     .as_ref()
                     .with_context(|| format!("{}: the model has no chat template", session.label))
                     .hint("--raw continues a text without one")?;
-                Ok(template.encode(&session.tokenizer, &chat.input()?)?)
+                let pictures = chat.images.iter().map(|bytes| picture(session, bytes));
+                let pictures: Vec<(TowerImage, [u8; 32])> = pictures.collect::<anyhow::Result<_>>()?;
+                let rows: Vec<usize> = pictures.iter().map(|(image, _)| image.tokens()).collect();
+                let found = template.encode_with_images(&session.tokenizer, &chat.input()?, &rows)?;
+                let placed = found.images.iter().map(|(number, at)| {
+                    let (image, digest) = pictures[*number].clone();
+                    ImageRows { at: *at, source: ImageSource::Picture(image), digest }
+                });
+                Ok(muser_engine::Prompt { images: placed.collect(), tokens: found.ids })
             }
         }
     }
@@ -84,6 +107,15 @@ impl ChatPrompt {
         }
         Ok(input)
     }
+}
+
+fn picture(session: &Session, bytes: &[u8]) -> anyhow::Result<(TowerImage, [u8; 32])> {
+    let reader = session
+        .sight
+        .as_ref()
+        .map_err(|reason| anyhow::anyhow!("{reason}"))
+        .hint("--mmproj names the projector (mmproj, GGUF) that was made for the model")?;
+    Ok(reader.read(bytes, false)?)
 }
 
 /// Markers in a raw prompt are what the user typed for the model, so they count.

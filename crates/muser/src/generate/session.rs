@@ -7,14 +7,16 @@ use anyhow::Context as _;
 use muser_engine::{Engine, EngineConfig, EngineHandle, PrefixSource};
 use muser_model::Model;
 use muser_prefix::PackUse;
+use muser_server::pictures::Reader;
 use muser_text::{ChatTemplate, Tokenizer};
 
-use crate::cli::{DraftArgs, ModelArgs, PackStoreArgs};
+use crate::cli::{DraftArgs, ModelArgs, PackStoreArgs, ProjectorArgs};
 use crate::draft::{self, Attached};
 use crate::executor;
 use crate::model_file::ModelSource;
 use crate::output::{Console, HintExt as _};
 use crate::packs::{self, PackFolder, Packs};
+use crate::projector;
 
 /// Positions that prompt and answer may have together unless `--ctx` says otherwise: keys and values of the released model
 /// then take half a gigabyte.
@@ -34,6 +36,8 @@ pub struct Session {
     pub label: String,
     /// What messages call its draft, if it has one.
     pub draft: Option<String>,
+    /// What makes images into what the model reads, or why nothing does.
+    pub sight: Result<Reader, String>,
     /// Time from the decision which model to the engine being ready.
     pub load_time: Duration,
 }
@@ -44,6 +48,7 @@ impl Session {
     pub fn open(
         args: &ModelArgs,
         drafting: &DraftArgs,
+        seeing: &ProjectorArgs,
         packs: Option<(PackFolder, &PackStoreArgs)>,
         console: &Console,
     ) -> anyhow::Result<Self> {
@@ -61,13 +66,19 @@ impl Session {
             let text = scope.spawn(|| -> anyhow::Result<_> {
                 Ok((Tokenizer::from_gguf(&file)?, ChatTemplate::from_gguf(&file)?))
             });
-            let engine = start_engine(&model, &source, args, drafting, packs, console);
+            let engine = start_engine(&model, &source, args, (drafting, seeing), packs, console);
             let text = text.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             (text, engine)
         });
         let (tokenizer, template) = text.with_context(|| source.label())?;
-        let (engine, packs, Attached { label: draft, passed_over, .. }) =
+        let (engine, packs, Attached { label: draft, passed_over, .. }, blind) =
             engine.with_context(|| source.label())?;
+        let sight =
+            match &engine.limits().tower {
+                Some(tower) => Ok(Reader::new(tower.clone(), seeing.image_max_tokens)),
+                None => Err(blind
+                    .unwrap_or_else(|| format!("{}: no projector belongs to this model", source.label()))),
+            };
         passed_over.into_iter().for_each(|reason| console.warning(reason));
         anyhow::ensure!(
             tokenizer.vocab_size() == geometry.vocab,
@@ -83,6 +94,7 @@ impl Session {
             packs,
             label: source.label(),
             draft,
+            sight,
             load_time: started.elapsed(),
         })
     }
@@ -106,10 +118,10 @@ fn start_engine(
     model: &Model,
     source: &ModelSource,
     args: &ModelArgs,
-    drafting: &DraftArgs,
+    (drafting, seeing): (&DraftArgs, &ProjectorArgs),
     packs: Option<(PackFolder, &PackStoreArgs)>,
     console: &Console,
-) -> anyhow::Result<(EngineHandle, Option<PackUse>, Attached)> {
+) -> anyhow::Result<(EngineHandle, Option<PackUse>, Attached, Option<String>)> {
     let geometry = model.geometry.clone();
     let context = match args.ctx {
         Some(asked) if asked as usize > geometry.context => {
@@ -125,6 +137,7 @@ fn start_engine(
     let mut executor = executor::build(model.clone(), args, console)?;
     // Before packs: what a block holds depends on the draft.
     let attached = draft::attach(&drafting.draft, source, model, executor.as_mut())?;
+    let blind = projector::attach(seeing, source, executor.as_mut()).fault;
     let mut config = EngineConfig {
         parallel: 1,
         context: Some(context),
@@ -141,5 +154,5 @@ fn start_engine(
     }
     let engine =
         Engine::spawn_with(executor, geometry, config, prefixes).hint("a smaller --ctx needs less memory")?;
-    Ok((engine, handle, attached))
+    Ok((engine, handle, attached, blind))
 }

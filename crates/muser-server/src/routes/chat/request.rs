@@ -70,7 +70,7 @@ const OWN: &[Field] = &[
     Field::required(
         "messages",
         Kind::List(&Kind::Any),
-        "roles system, developer (the same), user, assistant, tool; content as string, null or text parts; images are a 400, but for a tool's, of which the model is told",
+        "roles system, developer (the same), user, assistant, tool; content as string, null or parts of type text and image_url (data URLs only; detail low: at most 256 tokens); without a projector images are a 400, but for a tool's, of which the model is told",
     ),
     Field::optional(
         "model",

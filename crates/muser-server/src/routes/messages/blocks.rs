@@ -1,13 +1,14 @@
 //! The messages of `/v1/messages`, block by block.
 //!
-//! The model reads text. Whatever else a block holds, the model is told that it was there: an agent that read a picture
-//! goes on with its session, and the model does not answer about nothing. What another server did by itself, such as a
-//! search, is passed over.
+//! Images are shown, if the model sees. Of whatever else a block holds the model is told that it was there: an agent that read a
+//! document goes on with its session, and the model does not answer about nothing. What another server did by itself, such as
+//! a search, is passed over.
 
 use serde_json::{Value, json};
 
 use crate::conversation::unshown;
 use crate::error::ApiError;
+use crate::pictures;
 
 /// Messages in OpenAI's shape, with the place of each.
 #[derive(Debug, Default)]
@@ -75,14 +76,15 @@ impl Turns {
                     let id = needed("tool_use_id")?;
                     self.push(json!({"role": "tool", "tool_call_id": id, "content": content}), path);
                 }
+                "image" if role != "assistant" => text.show(image(block, &here)?),
                 _ => shown(block, &here, &mut text)?,
             }
         }
         if role == "assistant" {
             let message = json!({"role": role, "content": text.text, "reasoning_content": reasoning, "tool_calls": calls});
             self.push(message, path);
-        } else if !text.text.is_empty() || !results {
-            self.push(json!({"role": role, "content": text.text}), path);
+        } else if !text.is_empty() || !results {
+            self.push(json!({"role": role, "content": text.content()}), path);
         }
         Ok(())
     }
@@ -91,12 +93,38 @@ impl Turns {
 /// Text that is put together.
 #[derive(Debug, Default)]
 struct Text {
+    /// Images, and the text before them.
+    parts: Vec<Value>,
     text: String,
     /// A note ended it.
     noted: bool,
 }
 
 impl Text {
+    /// An image at this place.
+    fn show(&mut self, image: Value) {
+        if !self.text.is_empty() {
+            self.parts.push(json!({"type": "text", "text": std::mem::take(&mut self.text)}));
+        }
+        self.parts.push(image);
+        self.noted = false;
+    }
+
+    fn is_empty(&self) -> bool {
+        self.parts.is_empty() && self.text.is_empty()
+    }
+
+    /// A string, or parts if there are images.
+    fn content(mut self) -> Value {
+        if self.parts.is_empty() {
+            return self.text.into();
+        }
+        if !self.text.is_empty() {
+            self.parts.push(json!({"type": "text", "text": self.text}));
+        }
+        self.parts.into()
+    }
+
     /// Something that is not the client's own text stands on lines of its own.
     fn aside(&mut self, note: &str) {
         if !self.text.is_empty() && !self.text.ends_with('\n') {
@@ -117,6 +145,24 @@ impl Text {
 fn needed<'a>(block: &'a Value, key: &str, here: &str) -> Result<&'a str, ApiError> {
     let fault = || ApiError::field(format!("{here}.{key}"), format!("'{key}' must be a string"));
     block.get(key).and_then(Value::as_str).ok_or_else(fault)
+}
+
+/// An image as a part of a message. A model that sees nothing is told of it.
+fn image(block: &Value, here: &str) -> Result<Value, ApiError> {
+    let source = &block["source"];
+    let data = match source["type"].as_str() {
+        Some("base64") => source["data"].as_str(),
+        Some("url") => source["url"].as_str(),
+        _ => None,
+    };
+    let Some(data) = data else {
+        let message =
+            "An image needs a 'source' of type base64 with 'data'; this server keeps no files to refer to";
+        return Err(ApiError::field(format!("{here}.source"), message));
+    };
+    let mut part = pictures::part(data, here);
+    part[pictures::TOLD] = true.into();
+    Ok(part)
 }
 
 /// Adds what the model is shown of a block.
@@ -165,16 +211,21 @@ fn texts(blocks: &Value) -> String {
     texts.collect::<Vec<_>>().join("\n")
 }
 
-fn result(content: Option<&Value>, path: &str) -> Result<String, ApiError> {
+fn result(content: Option<&Value>, path: &str) -> Result<Value, ApiError> {
     match content {
-        None | Some(Value::Null) => Ok(String::new()),
-        Some(Value::String(text)) => Ok(text.clone()),
+        None | Some(Value::Null) => Ok("".into()),
+        Some(Value::String(text)) => Ok(text.as_str().into()),
         Some(Value::Array(blocks)) => {
             let mut text = Text::default();
             for (index, block) in blocks.iter().enumerate() {
-                shown(block, &format!("{path}.content[{index}]"), &mut text)?;
+                let here = format!("{path}.content[{index}]");
+                if block["type"] == "image" {
+                    text.show(image(block, &here)?);
+                } else {
+                    shown(block, &here, &mut text)?;
+                }
             }
-            Ok(text.text)
+            Ok(text.content())
         }
         Some(_) => {
             Err(ApiError::field(format!("{path}.content"), "'content' must be a string or a list of blocks"))

@@ -167,10 +167,15 @@ async fn describe(app: &SharedApp, request: Request) -> Result<Response, ApiErro
             "muse-glimmer.context_length": facts.context_tokens,
             "muse-glimmer.embedding_length": facts.hidden,
         },
-        "capabilities": ["completion", "tools", "thinking"],
+        "capabilities": capabilities(loaded.text.sees()),
         "modified_at": answer::rfc3339(loaded.created),
     }))
     .into_response())
+}
+
+fn capabilities(sees: bool) -> Vec<&'static str> {
+    let vision = sees.then_some("vision");
+    ["completion", "tools", "thinking"].into_iter().chain(vision).collect()
 }
 
 fn entry(loaded: &Loaded) -> Value {

@@ -3,10 +3,11 @@
 use serde_json::{Map, Value, json};
 
 use super::answer::Shape;
-use crate::conversation::{conversation, strength, unshown};
+use crate::conversation::{conversation, strength};
 use crate::error::ApiError;
 use crate::fields::{Body, Field, INTEGER, Kind};
 use crate::params::{self, FACTOR, PENALTY, SHARE, TEXTS};
+use crate::pictures;
 use crate::routes::embeddings::DIMENSIONS;
 use crate::work::{Form, Prompt, ToolChoice, Work};
 
@@ -69,7 +70,7 @@ pub const GENERATE_FIELDS: &[Field] = &[
     Field::ignored("context", "send the conversation to /api/chat"),
     Field::refused("suffix", "the model was not trained to fill gaps"),
     Field::refused("template", "the model's own template is used"),
-    Field::refused("images", "images are not supported by the loaded model"),
+    Field::optional("images", Kind::List(&Kind::Text), "in base64; they stand before the prompt"),
 ];
 
 /// The fields of `/api/show`.
@@ -116,16 +117,10 @@ pub fn chat(body: Body<'_>) -> Result<Work, ApiError> {
         let mut message: Map<String, Value> = message.as_object().cloned().unwrap_or_default();
         let images =
             message.shift_remove("images").filter(|images| *images != json!([]) && !images.is_null());
-        if images.is_some() && message.get("role").is_some_and(|role| role == "tool") {
-            // As on the other routes: what a tool gave back is not the user's doing.
+        if let Some(images) = images {
             let text = message.get("content").and_then(Value::as_str).unwrap_or_default();
-            let told = format!("{text}\n{}", unshown("image"));
-            message.insert("content".into(), told.trim_start().into());
-        } else if images.is_some() {
-            return Err(ApiError::unsupported(
-                format!("messages[{index}].images"),
-                "Images are not supported by the loaded model",
-            ));
+            let content = with_images(&images, text, &format!("messages[{index}].images"))?;
+            message.insert("content".into(), content);
         }
         for (from, to) in [("thinking", "reasoning_content"), ("tool_name", "name")] {
             if let Some(value) = message.shift_remove(from) {
@@ -150,8 +145,25 @@ pub fn generate(body: Body<'_>) -> Result<Work, ApiError> {
     if let Some(system) = body.text("system").filter(|system| !system.is_empty()) {
         messages.push(json!({"role": "system", "content": system}));
     }
-    messages.push(json!({"role": "user", "content": prompt}));
+    let content = match body.get("images").filter(|images| **images != json!([]) && !images.is_null()) {
+        Some(images) => with_images(images, prompt, "images")?,
+        None => prompt.into(),
+    };
+    messages.push(json!({"role": "user", "content": content}));
     work(body, &messages, &[])
+}
+
+/// The content of a message with images: they stand before its text.
+fn with_images(images: &Value, text: &str, field: &str) -> Result<Value, ApiError> {
+    let fault = || ApiError::field(field, format!("'{field}' must be a list of images in base64"));
+    let images = images.as_array().ok_or_else(fault)?;
+    let mut parts = Vec::with_capacity(images.len() + 1);
+    for (index, image) in images.iter().enumerate() {
+        let place = format!("{field}[{index}]");
+        parts.push(pictures::part(image.as_str().ok_or_else(fault)?, &place));
+    }
+    parts.push(json!({"type": "text", "text": text}));
+    Ok(parts.into())
 }
 
 fn work(body: Body<'_>, messages: &[Value], tools: &[Value]) -> Result<Work, ApiError> {

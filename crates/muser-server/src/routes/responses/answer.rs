@@ -99,13 +99,17 @@ fn status(finish: &Finish) -> &'static str {
 
 /// The usage object.
 pub fn usage(usage: Usage) -> Value {
-    json!({
+    let mut object = json!({
         "input_tokens": usage.prompt,
         "input_tokens_details": {"cached_tokens": usage.cached},
         "output_tokens": usage.completion,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning},
         "total_tokens": usage.prompt + usage.completion,
-    })
+    });
+    if usage.images > 0 {
+        object["input_tokens_details"]["image_tokens"] = usage.images.into();
+    }
+    object
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -13,6 +13,7 @@ use crate::conversation::unshown;
 use crate::custom_tools;
 use crate::error::ApiError;
 use crate::exchange::say_once;
+use crate::pictures;
 
 /// Messages with the place of each in the request.
 #[derive(Debug, Default)]
@@ -73,7 +74,7 @@ impl History {
         });
     }
 
-    fn output(&mut self, id: &str, content: String, place: &str) {
+    fn output(&mut self, id: &str, content: Value, place: &str) {
         self.push(json!({"role": "tool", "tool_call_id": id, "content": content}), place);
     }
 
@@ -119,16 +120,16 @@ impl History {
             }
             // Without an id for the call, which one kind leaves out, its own names it.
             "function_call_output" | "custom_tool_call_output" => {
-                self.output(needed("call_id")?, output_text(item.get("output")), place);
+                self.output(needed("call_id")?, output(item.get("output"), place), place);
             }
             "local_shell_call_output" | "shell_call_output" | "apply_patch_call_output" => {
-                self.output(call_id, output_text(item.get("output")), place);
+                self.output(call_id, output(item.get("output"), place), place);
             }
             "mcp_call" => {
                 let arguments = item.get("arguments").cloned().unwrap_or(Value::Null);
                 self.call(call_id, &name()?, &arguments, place);
                 let result = item.get("output").filter(|output| !output.is_null()).or(item.get("error"));
-                self.output(call_id, output_text(result), place);
+                self.output(call_id, output(result, place), place);
             }
             "compaction" | "compaction_summary" | "context_compaction" => {
                 if let Some(summary) = decoded(item) {
@@ -167,7 +168,25 @@ pub fn kind(item: &Value) -> &str {
     }
 }
 
-/// What a tool gave back, or an assistant said, as text: what cannot be shown is said to have been there.
+/// What a tool gave back: text, or parts if there are images in it.
+fn output(value: Option<&Value>, place: &str) -> Value {
+    let parts = value.and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    if !parts.iter().any(|part| pictures::is_image(&part["type"])) {
+        return output_text(value).into();
+    }
+    let shown = parts.iter().enumerate().map(|(index, part)| {
+        if pictures::is_image(&part["type"]) {
+            let mut image = part.clone();
+            image[pictures::PLACE] = format!("{place}.output[{index}]").into();
+            return image;
+        }
+        let text = output_text(Some(&json!([part])));
+        json!({"type": "text", "text": text})
+    });
+    shown.collect()
+}
+
+/// What a tool gave back without images, or an assistant said, as text: what cannot be shown is said to have been there.
 fn output_text(value: Option<&Value>) -> String {
     match value {
         None | Some(Value::Null) => String::new(),
@@ -268,7 +287,8 @@ mod tests {
             {"type": "function_call_output", "call_id": "a", "output": parts},
             {"type": "message", "role": "assistant", "content": [{"type": "output_image"}]},
         ]));
-        assert_eq!(seen[0]["content"], "see\n[image: this model reads text only]");
+        assert_eq!(seen[0]["content"][0]["text"], "see");
+        assert_eq!(seen[0]["content"][1][pictures::PLACE], "input[0].output[1]");
         assert_eq!(seen[1]["content"], "[output_image: this model reads text only]");
     }
 

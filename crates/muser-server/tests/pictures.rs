@@ -1,0 +1,236 @@
+//! Pictures through every API, with the bundled model and its projector on the CPU.
+
+#![allow(clippy::needless_pass_by_value, reason = "JSON values are written where they are used")]
+
+mod support;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use muser_engine::{EngineConfig, EngineHandle};
+use muser_server::ServerConfig;
+use serde_json::{Value, json};
+use support::tiny::{serve_with, spawn_seeing};
+use support::{Answer, Running, get, model_path, post};
+
+const CHAT: &str = "/v1/chat/completions";
+const QUESTION: &str = "What color is the background?";
+
+/// A drawn scene of 140x280 pixels: 50 tokens.
+fn demo() -> String {
+    STANDARD.encode(std::fs::read(model_path().with_file_name("muse-tiny-demo.png")).expect("the picture"))
+}
+
+fn url() -> String {
+    format!("data:image/png;base64,{}", demo())
+}
+
+async fn server() -> (Running, EngineHandle) {
+    let (engine, facts) = spawn_seeing(EngineConfig::default());
+    (serve_with(ServerConfig::default(), &engine, &facts).await, engine)
+}
+
+fn ask(parts: Value) -> Value {
+    json!({
+        "messages": [{"role": "user", "content": parts}],
+        "temperature": 0, "max_tokens": 24, "reasoning_effort": "none",
+    })
+}
+
+fn image(more: Value) -> Value {
+    let mut image = json!({"url": url()});
+    image.as_object_mut().expect("object").extend(more.as_object().expect("object").clone());
+    json!({"type": "image_url", "image_url": image})
+}
+
+fn question() -> Value {
+    json!([image(json!({})), {"type": "text", "text": QUESTION}])
+}
+
+fn whole(answer: Answer) -> Value {
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    answer.json()
+}
+
+fn refused(answer: &Answer, place: &str, said: &str) {
+    let text = answer.text();
+    assert_eq!(answer.status, 400, "{place}: {text}");
+    assert!(text.contains(place) && text.contains(said), "{place}, {said}: {text}");
+}
+
+#[tokio::test]
+async fn every_api_shows_the_same_picture() {
+    let (server, engine) = server().await;
+    let chat = whole(post(server.address, CHAT, &ask(question())).await);
+    let text = chat["choices"][0]["message"]["content"].as_str().expect("text").to_owned();
+    assert_eq!(text, "The background is orange.");
+    assert_eq!(chat["usage"]["prompt_tokens_details"]["image_tokens"], 50);
+    let tokens = chat["usage"]["prompt_tokens"].as_u64().expect("a number");
+
+    let input = json!([{"role": "user", "content": [
+        {"type": "input_image", "image_url": url()}, {"type": "input_text", "text": QUESTION}]}]);
+    let body =
+        json!({"input": input, "temperature": 0, "max_output_tokens": 24, "reasoning": {"effort": "none"}});
+    let answer = whole(post(server.address, "/v1/responses", &body).await);
+    assert_eq!(answer["output"][0]["content"][0]["text"], text.as_str(), "{answer}");
+    assert_eq!(answer["usage"]["input_tokens_details"]["image_tokens"], 50);
+
+    let source = json!({"type": "base64", "media_type": "image/png", "data": demo()});
+    let blocks = json!([{"type": "image", "source": source}, {"type": "text", "text": QUESTION}]);
+    let messages = json!([{"role": "user", "content": blocks}]);
+    let body =
+        json!({"max_tokens": 24, "temperature": 0, "messages": messages, "thinking": {"type": "disabled"}});
+    let answer = whole(post(server.address, "/v1/messages", &body).await);
+    assert_eq!(answer["content"][0]["text"], text.as_str(), "{answer}");
+    let body = json!({"messages": messages, "thinking": {"type": "disabled"}});
+    let counted = whole(post(server.address, "/v1/messages/count_tokens", &body).await);
+    assert_eq!(counted["input_tokens"].as_u64(), Some(tokens), "counted from the header alone");
+
+    let options = json!({"temperature": 0, "num_predict": 24});
+    let message = json!({"role": "user", "content": QUESTION, "images": [demo()]});
+    let body = json!({"messages": [message], "options": options, "stream": false, "think": false});
+    let answer = whole(post(server.address, "/api/chat", &body).await);
+    assert_eq!(answer["message"]["content"], text.as_str(), "{answer}");
+    let body =
+        json!({"prompt": QUESTION, "images": [demo()], "options": options, "stream": false, "think": false});
+    let answer = whole(post(server.address, "/api/generate", &body).await);
+    assert_eq!(answer["response"], text.as_str(), "{answer}");
+
+    // All of that was one prompt: the tower worked once, and no row was looked up again.
+    let now = engine.metrics();
+    assert_eq!((now.images_encoded, now.image_rows_encoded, now.image_cache_hits), (1, 50, 0));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_asked_later_knows_the_picture() {
+    let (server, engine) = server().await;
+    let first = whole(post(server.address, CHAT, &ask(question())).await);
+    let said = &first["choices"][0]["message"]["content"];
+    let mut body = ask(question());
+    body["messages"].as_array_mut().expect("list").extend([
+        json!({"role": "assistant", "content": said}),
+        json!({"role": "user", "content": "What do you see?"}),
+    ]);
+    let second = whole(post(server.address, CHAT, &body).await);
+    let cached = second["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a number");
+    assert!(cached >= first["usage"]["prompt_tokens"].as_u64().expect("a number"), "{second}");
+    assert_eq!(engine.metrics().images_encoded, 1);
+    // One pixel more is another picture, and so is the same one with a lower cap.
+    let low = json!([image(json!({"detail": "low"})), {"type": "text", "text": QUESTION}]);
+    whole(post(server.address, CHAT, &ask(low)).await);
+    assert_eq!(engine.metrics().images_encoded, 2);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn what_a_tool_shows_is_seen_and_two_pictures_keep_their_order() {
+    let (server, _engine) = server().await;
+    let call = json!({"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}});
+    let tool = json!([{"type": "text", "text": "here:"}, image(json!({}))]);
+    let body = json!({"temperature": 0, "max_tokens": 8, "messages": [
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": null, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": tool},
+    ]});
+    let answer = whole(post(server.address, CHAT, &body).await);
+    assert_eq!(answer["usage"]["prompt_tokens_details"]["image_tokens"], 50);
+    let result = json!({"type": "tool_result", "tool_use_id": "t", "content": [
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": demo()}}]});
+    let body = json!({"max_tokens": 8, "messages": [
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "look", "input": {}}]},
+        {"role": "user", "content": [result]},
+    ]});
+    whole(post(server.address, "/v1/messages", &body).await);
+    let two = json!([image(json!({})), {"type": "text", "text": "and"}, image(json!({})), {"type": "text", "text": "?"}]);
+    let answer = whole(post(server.address, CHAT, &ask(two)).await);
+    assert_eq!(answer["usage"]["prompt_tokens_details"]["image_tokens"], 100);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn llama_servers_completion_takes_pictures_at_its_markers() {
+    let (server, _engine) = server().await;
+    let props = whole(get(server.address, "/props").await);
+    assert_eq!(props["modalities"]["vision"], true);
+    let marker = props["media_marker"].as_str().expect("text");
+    let body = |text: String, data: Value| json!({"prompt": {"prompt_string": text, "multimodal_data": data}, "n_predict": 4, "temperature": 0});
+    let answer = post(server.address, "/completion", &body(format!("a {marker} b"), json!([demo()]))).await;
+    assert!(whole(answer)["tokens_evaluated"].as_u64().is_some_and(|tokens| tokens > 52));
+    for (text, data) in [(format!("a {marker}{marker}"), json!([demo()])), ("a".to_owned(), json!([demo()]))]
+    {
+        let answer = post(server.address, "/completion", &body(text, data)).await;
+        refused(&answer, "prompt.multimodal_data", "images");
+    }
+    // As text the marker is text.
+    let plain = json!({"prompt": format!("a {marker} b"), "n_predict": 1});
+    whole(post(server.address, "/completion", &plain).await);
+    let show = whole(post(server.address, "/api/show", &json!({"model": "muse-tiny"})).await);
+    assert!(show["capabilities"].as_array().is_some_and(|all| all.contains(&json!("vision"))));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn bad_pictures_are_a_400_with_their_place() {
+    let (server, engine) = server().await;
+    let bomb = {
+        let mut png = std::fs::read(model_path().with_file_name("muse-tiny-demo.png")).expect("the picture");
+        png[16..20].copy_from_slice(&60_000u32.to_be_bytes());
+        png[20..24].copy_from_slice(&60_000u32.to_be_bytes());
+        STANDARD.encode(png)
+    };
+    let cut = STANDARD.encode(&STANDARD.decode(demo()).expect("whole")[..9000]);
+    let cases = [
+        ("http://127.0.0.1:9/x.png".to_owned(), "fetches nothing"),
+        ("https://example.com/x.png".to_owned(), "fetches nothing"),
+        ("file:///etc/passwd".to_owned(), "fetches nothing"),
+        (format!("data:image/png;base64,{bomb}"), "60000x60000"),
+        (format!("data:image/png;base64,{cut}"), "damaged"),
+        ("data:image/png;base64,".to_owned(), "empty"),
+        (format!("data:image/png;base64,{}", STANDARD.encode("<svg xmlns='x'/>")), "found SVG"),
+        (format!("data:image/png;base64,{}", STANDARD.encode("BM000000000000")), "found BMP"),
+        ("data:image/png;base64,%%%".to_owned(), "base64"),
+        ("data:image/png,abc".to_owned(), "data URL"),
+    ];
+    for (url, said) in cases {
+        let parts = json!([{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": url}}]);
+        let answer = post(server.address, CHAT, &ask(parts)).await;
+        refused(&answer, "messages[0].content[1]", said);
+    }
+    let file = json!([{"type": "image_url", "image_url": {"file_id": "x"}}]);
+    refused(&post(server.address, CHAT, &ask(file)).await, "messages[0].content[0]", "keeps no files");
+    let video = json!([{"type": "video_url", "video_url": {"url": "data:x"}}]);
+    refused(&post(server.address, CHAT, &ask(video)).await, "messages[0].content[0]", "Video");
+    let many: Vec<Value> = (0..33).map(|_| image(json!({}))).collect();
+    refused(&post(server.address, CHAT, &ask(many.into())).await, "messages[0].content[32]", "At most 32");
+    let ollama = json!({"messages": [{"role": "user", "content": "a", "images": [demo(), "!"]}]});
+    refused(&post(server.address, "/api/chat", &ollama).await, "messages[0].images[1]", "base64");
+    let anthropic = json!({"max_tokens": 1, "messages": [{"role": "user", "content": [
+        {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}]}]});
+    refused(
+        &post(server.address, "/v1/messages", &anthropic).await,
+        "messages[0].content[0]",
+        "fetches nothing",
+    );
+    assert_eq!(engine.metrics().images_encoded, 0);
+    // The server is as it was.
+    whole(post(server.address, CHAT, &ask(question())).await);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn without_a_projector_text_is_served_and_the_file_at_fault_is_named() {
+    let (engine, facts) = support::tiny::spawn(EngineConfig::default());
+    let blind = Some("Images cannot be shown to this model: /m/mmproj.gguf is not usable".to_owned());
+    let facts = muser_server::ModelFacts { blind, ..facts };
+    let server = serve_with(ServerConfig::default(), &engine, &facts).await;
+    refused(&post(server.address, CHAT, &ask(question())).await, "messages[0].content[0]", "/m/mmproj.gguf");
+    whole(post(server.address, CHAT, &ask(json!("Hello"))).await);
+    let props = whole(get(server.address, "/props").await);
+    assert_eq!(props["modalities"]["vision"], false);
+    // An agent that looked at a picture goes on.
+    let source = json!({"type": "base64", "media_type": "image/png", "data": demo()});
+    let body = json!({"max_tokens": 2, "messages": [{"role": "user", "content": [{"type": "image", "source": source}]}]});
+    whole(post(server.address, "/v1/messages", &body).await);
+    server.stop().await;
+}
