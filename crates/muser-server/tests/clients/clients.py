@@ -272,7 +272,7 @@ def anthropic_prefill_and_overflow():
         raise AssertionError("it was accepted")
 
 
-PICTURE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../../models/muse-tiny-demo.png")
+PICTURE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../../models/muse-tiny-demo.jpg")
 
 
 def picture():
@@ -283,7 +283,7 @@ def picture():
 @check
 def openai_picture():
     parts = [
-        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture()}"}},
+        {"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{picture()}"}},
         {"type": "text", "text": "What color is the background?"},
     ]
     answer = openai_client().chat.completions.create(
@@ -297,7 +297,7 @@ def openai_picture():
 def anthropic_picture():
     import anthropic
 
-    source = {"type": "base64", "media_type": "image/png", "data": picture()}
+    source = {"type": "base64", "media_type": "image/jpeg", "data": picture()}
     content = [{"type": "image", "source": source}, {"type": "text", "text": "What color is the background?"}]
     messages = [{"role": "user", "content": content}]
     client = anthropic.Anthropic(base_url=BASE, api_key="none")

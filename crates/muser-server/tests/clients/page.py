@@ -13,7 +13,7 @@ import sys
 import time
 import urllib.request
 
-PICTURE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../../models/muse-tiny-demo.png")
+PICTURE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../../models/muse-tiny-demo.jpg")
 BASE, FOLDER = sys.argv[1].rstrip("/"), sys.argv[2]
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 
@@ -118,7 +118,7 @@ def main():
             data = base64.b64encode(file.read()).decode()
         browser.script(
             f"const bytes = Uint8Array.from(atob('{data}'), c => c.charCodeAt(0));"
-            "const files = new DataTransfer(); files.items.add(new File([bytes], 'scene.png', { type: 'image/png' }));"
+            "const files = new DataTransfer(); files.items.add(new File([bytes], 'scene.jpg', { type: 'image/jpeg' }));"
             "document.getElementById('chat').dispatchEvent(new DragEvent('drop', { dataTransfer: files, bubbles: true, cancelable: true }))"
         )
         loaded = "[...document.querySelectorAll('{0}')].filter(i => i.complete && i.naturalWidth === 140).length === {1}"
@@ -127,7 +127,7 @@ def main():
         # Pasted once more, and left out again.
         browser.script(
             f"const bytes = Uint8Array.from(atob('{data}'), c => c.charCodeAt(0));"
-            "const files = new DataTransfer(); files.items.add(new File([bytes], 'scene.png', { type: 'image/png' }));"
+            "const files = new DataTransfer(); files.items.add(new File([bytes], 'scene.jpg', { type: 'image/jpeg' }));"
             "document.getElementById('input').dispatchEvent(new ClipboardEvent('paste', { clipboardData: files, bubbles: true, cancelable: true }))"
         )
         browser.wait("two thumbnails", loaded.format("#images img", 2))
