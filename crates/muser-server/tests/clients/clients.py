@@ -302,7 +302,7 @@ def anthropic_picture():
     messages = [{"role": "user", "content": content}]
     client = anthropic.Anthropic(base_url=BASE, api_key="none")
     answer = client.messages.create(
-        model="muse-tiny", max_tokens=24, temperature=0, messages=messages, thinking={"type": "disabled"},
+        model="muse-tiny", max_tokens=24, messages=messages, thinking={"type": "disabled"}, extra_body={"temperature": 0},
     )
     assert answer.content[0].text == "The background is orange.", answer
     assert client.messages.count_tokens(model="muse-tiny", messages=messages).input_tokens > 50
