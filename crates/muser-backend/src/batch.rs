@@ -21,8 +21,6 @@ pub enum RowInput {
 pub struct RowWants {
     /// Logits over the vocabulary (scaled and soft-capped).
     pub logits: bool,
-    /// Residual stream at the feature layers (DFlash).
-    pub features: bool,
     /// Final hidden state after the output norm (embeddings).
     pub hidden: bool,
     /// The id of the largest logit alone: a device need not hand out the row for a greedy choice.
@@ -211,8 +209,6 @@ impl StepBatch {
 pub struct StepOutput {
     /// One row of vocabulary size for every row that wants logits.
     pub logits: Vec<f32>,
-    /// One row of `features` values for every row that wants features.
-    pub features: Vec<f32>,
     /// One row of hidden size for every row that wants its final hidden state.
     pub hidden: Vec<f32>,
     /// [`argmax`] of the logits of every row that wants it.

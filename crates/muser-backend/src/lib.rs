@@ -7,6 +7,7 @@
 pub mod arith;
 mod batch;
 pub mod conformance;
+mod delegate;
 mod draft;
 mod error;
 mod executor;
@@ -18,8 +19,13 @@ mod tower;
 const _: () = assert!(muser_model::cost::KV_BLOCK == muser_kv::BLOCK_LEN as u64);
 
 pub use batch::{Row, RowInput, RowWants, SeqRows, StepBatch, StepOutput, argmax, candidates};
+#[doc(hidden)]
+pub use delegate::{no_draft, types};
 pub use draft::{DraftBatch, DraftSeq, check_draft, draft_mark};
 pub use error::ExecError;
-pub use executor::{DraftInfo, Executor, ExecutorInfo, KvCapacity, KvType, LentBlock};
+pub use executor::{
+    DraftExecutor, DraftInfo, Executor, ExecutorInfo, KvCapacity, KvType, LentBlock, TowerExecutor,
+    largest_of_draft,
+};
 pub use reference::ReferenceExecutor;
 pub use tower::{TowerImage, TowerInfo, check_projector, no_image, no_tower, picture_digest, projector_mark};

@@ -3,6 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may fail that way")]
 
+use muser_backend::DraftExecutor as _;
 use std::path::PathBuf;
 
 use muser_backend::{

@@ -9,6 +9,7 @@
 
 mod support;
 
+use muser_backend::TowerExecutor as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;

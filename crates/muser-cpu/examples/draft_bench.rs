@@ -6,6 +6,7 @@
 //! machine that is disturbed disturbs all. What proposals are worth is not measured here.
 #![allow(clippy::print_stdout, reason = "a command")]
 
+use muser_backend::DraftExecutor as _;
 use std::time::Instant;
 
 use muser_backend::{DraftBatch, Executor, KvCapacity, Row, RowInput, RowWants, StepBatch, StepOutput};

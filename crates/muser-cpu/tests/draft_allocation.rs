@@ -2,6 +2,7 @@
 //! threads, so this file has one test.
 #![allow(unsafe_code, reason = "a global allocator cannot be written without; it forwards to the system's")]
 
+use muser_backend::DraftExecutor as _;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};

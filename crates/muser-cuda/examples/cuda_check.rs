@@ -26,8 +26,8 @@ use muser_backend::arith::attention::StoredHead;
 use muser_backend::conformance::{Random, agreement, import_continues, row_invariance};
 use muser_backend::kv_layout::HeadLayout;
 use muser_backend::{
-    ExecError, Executor, ExecutorInfo, KvCapacity, KvType, ReferenceExecutor, Row, RowInput, RowWants,
-    StepBatch, StepOutput,
+    DraftExecutor, ExecError, Executor, ExecutorInfo, KvCapacity, KvType, ReferenceExecutor, Row, RowInput,
+    RowWants, StepBatch, StepOutput, delegate_executor,
 };
 use muser_cpu::{CpuExecutor, CpuOptions};
 use muser_cuda::{CudaExecutor, CudaOptions, Prefill, device, selftest};
@@ -41,8 +41,7 @@ use serde_json::{Value, json};
 type Outcome = Result<Value, Box<dyn std::error::Error>>;
 
 /// Wants of most rows here.
-const LOGITS: RowWants =
-    RowWants { logits: true, features: false, hidden: false, argmax: false, candidates: 0 };
+const LOGITS: RowWants = RowWants { logits: true, hidden: false, argmax: false, candidates: 0 };
 /// What a greedy decode wants: the most likely id.
 const LARGEST: RowWants = RowWants { logits: false, argmax: true, ..LOGITS };
 
@@ -121,25 +120,18 @@ impl Executor for Shared {
     fn info(&self) -> &ExecutorInfo {
         &self.1
     }
-    fn allocate_kv(&mut self, capacity: KvCapacity) -> Result<(), ExecError> {
-        self.0.lock().expect("not poisoned").allocate_kv(capacity)
-    }
-    fn set_feature_layers(&mut self, layers: &[usize]) -> Result<(), ExecError> {
-        self.0.lock().expect("not poisoned").set_feature_layers(layers)
-    }
-    fn step(&mut self, batch: &StepBatch, out: &mut StepOutput) -> Result<(), ExecError> {
-        self.0.lock().expect("not poisoned").step(batch, out)
-    }
-    fn export_block(&self, group: KvGroup, block: BlockId, dst: &mut [u8]) -> Result<(), ExecError> {
-        self.0.lock().expect("not poisoned").export_block(group, block, dst)
-    }
-    fn clear_rows(&self, group: KvGroup, rows: usize, bytes: &mut [u8]) {
-        self.0.lock().expect("not poisoned").clear_rows(group, rows, bytes);
-    }
-    fn import_block(&mut self, group: KvGroup, block: BlockId, src: &[u8]) -> Result<(), ExecError> {
-        self.0.lock().expect("not poisoned").import_block(group, block, src)
-    }
+
+    delegate_executor!(self => self.0.lock().expect("not poisoned"); allocate_kv, step, most_candidates, read_bandwidth,
+        export_block, clear_rows, import_block, lend_block);
 }
+
+impl DraftExecutor for Shared {
+    delegate_executor!(self => self.0.lock().expect("not poisoned"); attach_draft, draft, draft_largest,
+        has_draft_context);
+}
+
+// What lies behind the lock cannot be shown.
+muser_backend::no_tower!(Shared);
 
 /// Random schedules; a differing bit panics with its place. With graphs and without.
 fn exact(model: &Model, seeds: usize) -> Outcome {
@@ -172,13 +164,11 @@ fn agree(model: &Model, positions: usize) -> Outcome {
     let ids: Vec<u32> = (0..positions).map(|_| random.below(g.vocab) as u32).collect();
     let mut cuda = CudaExecutor::new(model, CudaOptions { max_rows: 512, ..defaults() })?;
     let mut reference = ReferenceExecutor::new(model.clone(), KvType::F32)?;
-    cuda.set_feature_layers(&[0, g.layers() / 2, g.layers() - 1])?;
-    reference.set_feature_layers(&[0, g.layers() / 2, g.layers() - 1])?;
     let (ours, theirs) = (logits(&mut cuda, g, &ids)?, logits(&mut reference, g, &ids)?);
     let a = agreement(&theirs.logits, &ours.logits, g.vocab);
     Ok(json!({
         "positions": positions, "max_logit_error_over_range": a.max_error, "mean_kl_nats": a.mean_kl,
-        "same_argmax": a.same_argmax, "features_relative_error": relative(&theirs.features, &ours.features),
+        "same_argmax": a.same_argmax,
         "hidden_relative_error": relative(&theirs.hidden, &ours.hidden),
     }))
 }
@@ -200,12 +190,11 @@ fn logits(executor: &mut dyn Executor, g: &Geometry, ids: &[u32]) -> Result<Step
         let first = g.first_visible(i * 100) / BLOCK_LEN;
         batch.push_seq((i * 100) as u32, &table, first as u32, &table[first..]);
         for &id in chunk {
-            let wants = RowWants { logits: true, features: true, hidden: true, argmax: true, candidates: 0 };
+            let wants = RowWants { logits: true, hidden: true, argmax: true, candidates: 0 };
             batch.push_row(Row { input: RowInput::Token(id), wants });
         }
         executor.step(&batch, &mut out)?;
         all.logits.extend(&out.logits);
-        all.features.extend(&out.features);
         all.hidden.extend(&out.hidden);
     }
     Ok(all)
@@ -426,10 +415,8 @@ fn same(model: &Model, positions: usize) -> Outcome {
     let ids: Vec<u32> = (0..positions).map(|_| random.below(g.vocab) as u32).collect();
     let mut cpu = CpuExecutor::new(model.clone(), cpu_defaults())?;
     let mut cuda = CudaExecutor::new(model, CudaOptions { max_rows: 512, ..defaults() })?;
-    let layers = [0, g.layers() / 2, g.layers() - 1];
     let mut results: Vec<(StepOutput, blake3::Hash)> = Vec::new();
     for executor in [&mut cpu as &mut dyn Executor, &mut cuda] {
-        executor.set_feature_layers(&layers)?;
         let out = logits(executor, g, &ids)?;
         let kv = kv_hash(executor, positions)?;
         results.push((out, kv));
@@ -441,7 +428,7 @@ fn same(model: &Model, positions: usize) -> Outcome {
     };
     Ok(json!({
         "positions": positions, "logits": results[0].0.logits.len(), "logits_differing": differing(|o| &o.logits),
-        "hidden_differing": differing(|o| &o.hidden), "features_differing": differing(|o| &o.features),
+        "hidden_differing": differing(|o| &o.hidden),
         "kv_bytes_equal": results[0].1 == results[1].1, "kv_hash": results[1].1.to_string(),
     }))
 }

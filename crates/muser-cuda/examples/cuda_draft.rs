@@ -14,8 +14,8 @@ use std::time::Instant;
 
 use muser_backend::conformance::{Random, draft_invariance, draft_logits, skipped_context_is_blank};
 use muser_backend::{
-    DraftBatch, ExecError, Executor, ExecutorInfo, KvCapacity, KvType, Row, RowInput, RowWants, StepBatch,
-    StepOutput,
+    DraftBatch, DraftExecutor, ExecError, Executor, ExecutorInfo, KvCapacity, KvType, Row, RowInput,
+    RowWants, StepBatch, StepOutput, delegate_executor,
 };
 use muser_cpu::{CpuExecutor, CpuOptions};
 use muser_cuda::{CudaExecutor, CudaOptions};
@@ -86,39 +86,21 @@ impl Executor for Shared {
     fn info(&self) -> &ExecutorInfo {
         &self.info
     }
-    fn allocate_kv(&mut self, capacity: KvCapacity) -> Result<(), ExecError> {
-        self.lock().allocate_kv(capacity)
-    }
-    fn set_feature_layers(&mut self, layers: &[usize]) -> Result<(), ExecError> {
-        self.lock().set_feature_layers(layers)
-    }
-    fn step(&mut self, batch: &StepBatch, out: &mut StepOutput) -> Result<(), ExecError> {
-        self.lock().step(batch, out)
-    }
-    fn draft(&mut self, batch: &DraftBatch, logits: &mut Vec<f32>) -> Result<(), ExecError> {
-        self.lock().draft(batch, logits)
-    }
-    fn draft_largest(
-        &mut self,
-        batch: &DraftBatch,
-        scratch: &mut Vec<f32>,
-        ids: &mut Vec<Option<u32>>,
-    ) -> Result<(), ExecError> {
-        self.lock().draft_largest(batch, scratch, ids)
-    }
+
     fn most_candidates(&self) -> usize {
         if self.candidates { self.lock().most_candidates() } else { 0 }
     }
-    fn export_block(&self, group: KvGroup, block: BlockId, dst: &mut [u8]) -> Result<(), ExecError> {
-        self.lock().export_block(group, block, dst)
-    }
-    fn clear_rows(&self, group: KvGroup, rows: usize, bytes: &mut [u8]) {
-        self.lock().clear_rows(group, rows, bytes);
-    }
-    fn import_block(&mut self, group: KvGroup, block: BlockId, src: &[u8]) -> Result<(), ExecError> {
-        self.lock().import_block(group, block, src)
-    }
+
+    delegate_executor!(self => self.lock(); allocate_kv, step, read_bandwidth, export_block, clear_rows, import_block,
+        lend_block);
 }
+
+impl DraftExecutor for Shared {
+    delegate_executor!(self => self.lock(); attach_draft, draft, draft_largest, has_draft_context);
+}
+
+// What lies behind the lock cannot be shown.
+muser_backend::no_tower!(Shared);
 
 fn card(model: &Model, draft: Option<&Draft>, options: CudaOptions) -> Result<Box<dyn Executor>, AnyError> {
     let mut executor = CudaExecutor::new(model, options)?;

@@ -292,21 +292,6 @@ extern "C" __global__ void __launch_bounds__(256) logit_rows(const __grid_consta
   if ((threadIdx.x & 31) == 0) atomicMax(p.best + row, key);
 }
 
-struct TapArgs {
-  const float* h;
-  const u32* rows;
-  float* out;  // [rows][width], this layer's values at `at`
-  u32 hidden, width, at;
-};
-
-// Copies the residual stream of the rows that want features.
-extern "C" __global__ void __launch_bounds__(256) tap_rows(const __grid_constant__ TapArgs p) {
-  pdl_launch();
-  pdl_wait();
-  const u32 row = __ldcg(p.rows + blockIdx.y), i = (blockIdx.x * 256 + threadIdx.x) * 4;
-  if (i < p.hidden) *(float4*)(p.out + (u64)blockIdx.y * p.width + p.at + i) = ldcg4(p.h + (u64)row * p.hidden + i);
-}
-
 struct QuantiseArgs {
   const float* x;
   Act act;

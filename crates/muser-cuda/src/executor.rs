@@ -13,7 +13,8 @@ use std::sync::Arc;
 use muser_backend::arith;
 use muser_backend::arith::attention::{Digits, MAX_LOG2_SCORE, score_bound};
 use muser_backend::{
-    DraftBatch, ExecError, Executor, ExecutorInfo, KvCapacity, KvType, RowWants, StepBatch, StepOutput,
+    DraftBatch, DraftExecutor, ExecError, Executor, ExecutorInfo, KvCapacity, KvType, LentBlock, RowWants,
+    StepBatch, StepOutput,
 };
 use muser_gguf::GgmlType;
 use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
@@ -154,7 +155,6 @@ pub struct CudaExecutor {
     /// For a draft to be checked against.
     model: Model,
     geometry: Geometry,
-    feature_layers: Vec<usize>,
     limits: AttentionLimits,
     options: CudaOptions,
     /// Of K and V, as `options.kv` says.
@@ -195,7 +195,6 @@ impl CudaExecutor {
             norm: kernels.get("norm_rows")?,
             silu: kernels.get("silu_rows")?,
             logits: kernels.get("logit_rows")?,
-            tap: kernels.get("tap_rows")?,
             select: kernels.get("top_select")?,
             merge: kernels.get("top_merge")?,
             rope: kernels.of_width("rope_digits", digits)?,
@@ -235,7 +234,6 @@ impl CudaExecutor {
             context,
             model: model.clone(),
             geometry,
-            feature_layers: Vec::new(),
             limits,
             options,
             digits,
@@ -306,7 +304,6 @@ impl CudaExecutor {
         // Resized, not cleared: the same size again costs nothing.
         out.logits.resize(count_of(|w| w.logits) * vocab, 0.0);
         out.hidden.resize(count_of(|w| w.hidden) * hidden, 0.0);
-        out.features.resize(shape.features * self.info.features, 0.0);
         out.argmax.clear();
         out.candidates.clear();
         let most = SelectShape::of(vocab).most;
@@ -354,9 +351,6 @@ impl CudaExecutor {
             copy_rows(copies);
         }
         self.stream.synchronize()?;
-        if let Some(features) = self.scratch.features.as_ref().filter(|_| shape.features > 0) {
-            features.read(0, &mut out.features)?;
-        }
         Ok(())
     }
 
@@ -383,7 +377,6 @@ impl CudaExecutor {
             angles: &self.angles,
             full: &self.full,
             sliding: &self.sliding,
-            feature_layers: &self.feature_layers,
             draft: self.drafter.as_ref(),
             digits: self.digits,
             data,
@@ -454,25 +447,6 @@ impl Executor for CudaExecutor {
         Ok(())
     }
 
-    fn set_feature_layers(&mut self, layers: &[usize]) -> Result<(), ExecError> {
-        if !layers.is_sorted() || layers.iter().any(|l| *l >= self.geometry.layers()) {
-            return Err(ExecError::InvalidBatch(format!(
-                "feature layers {layers:?}, expected ascending below {}",
-                self.geometry.layers()
-            )));
-        }
-        self.graphs.clear();
-        let features = layers.len() * self.geometry.hidden;
-        self.scratch.features = None;
-        if features > 0 {
-            let buffer = Buffer::new(&self.context, features * self.options.max_rows, "features");
-            self.scratch.features = Some(buffer.map_err(|e| self.fail(e))?);
-        }
-        self.feature_layers = layers.to_vec();
-        self.info.features = features;
-        Ok(())
-    }
-
     fn step(&mut self, batch: &StepBatch, out: &mut StepOutput) -> Result<(), ExecError> {
         let capacity = KvCapacity { full: self.full.blocks, sliding: self.sliding.blocks };
         batch.validate(&self.geometry, capacity, self.options.max_rows)?;
@@ -494,6 +468,30 @@ impl Executor for CudaExecutor {
         SelectShape::of(self.geometry.vocab).most
     }
 
+    fn export_block(&self, group: KvGroup, block: BlockId, dst: &mut [u8]) -> Result<(), ExecError> {
+        let at = self.place(group, block, dst.len())?;
+        self.read_block(group, at, dst).map_err(|e| self.fail(e))
+    }
+
+    fn clear_rows(&self, _: KvGroup, rows: usize, bytes: &mut [u8]) {
+        self.clear(rows, bytes);
+    }
+
+    fn import_block(&mut self, group: KvGroup, block: BlockId, src: &[u8]) -> Result<(), ExecError> {
+        let at = self.place(group, block, src.len())?;
+        self.write_block(group, at, src).map_err(|e| self.fail(e))?;
+        if group == KvGroup::Sliding {
+            self.drafter.iter_mut().for_each(|drafter| drafter.note_import(block, src));
+        }
+        Ok(())
+    }
+
+    fn lend_block(&mut self, _: KvGroup, _: BlockId) -> Option<Box<dyn LentBlock>> {
+        None
+    }
+}
+
+impl DraftExecutor for CudaExecutor {
     fn attach_draft(&mut self, draft: Draft) -> Result<(), ExecError> {
         self.take_draft(&draft)
     }
@@ -516,25 +514,9 @@ impl Executor for CudaExecutor {
     fn has_draft_context(&self, block: BlockId, row: usize) -> bool {
         self.drafter.as_ref().is_none_or(|drafter| drafter.rows.has(block, row))
     }
-
-    fn export_block(&self, group: KvGroup, block: BlockId, dst: &mut [u8]) -> Result<(), ExecError> {
-        let at = self.place(group, block, dst.len())?;
-        self.read_block(group, at, dst).map_err(|e| self.fail(e))
-    }
-
-    fn clear_rows(&self, _: KvGroup, rows: usize, bytes: &mut [u8]) {
-        self.clear(rows, bytes);
-    }
-
-    fn import_block(&mut self, group: KvGroup, block: BlockId, src: &[u8]) -> Result<(), ExecError> {
-        let at = self.place(group, block, src.len())?;
-        self.write_block(group, at, src).map_err(|e| self.fail(e))?;
-        if group == KvGroup::Sliding {
-            self.drafter.iter_mut().for_each(|drafter| drafter.note_import(block, src));
-        }
-        Ok(())
-    }
 }
+
+muser_backend::no_tower!(CudaExecutor);
 
 /// Runs of adjacent rows that want something.
 fn runs(wants: &[RowWants], wanted: fn(&RowWants) -> bool) -> impl Iterator<Item = Range<usize>> {
@@ -590,7 +572,6 @@ fn info(context: &Context, geometry: &Geometry, options: &CudaOptions, digits: D
         max_rows: options.max_rows,
         vocab: geometry.vocab,
         hidden: geometry.hidden,
-        features: 0,
         draft: None,
     }
 }
@@ -690,7 +671,6 @@ fn scratch(
         part_o: f32s(parts * PART_VALUES, "attention sums")?,
         part_l: f32s(parts * 16, "attention sums")?,
         embeddings: f32s(max_rows * g.hidden, "embedding rows")?,
-        features: None,
         act_hidden: Activations::new(context, max_rows, g.hidden, &from_hidden)?,
         act_attention: Activations::new(context, max_rows, g.q_width(), &of(&|l| &l.attn_out))?,
         act_ffn: Activations::new(context, max_rows, g.ffn, &of(&|l| &l.ffn_down))?,

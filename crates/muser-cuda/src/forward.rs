@@ -11,7 +11,7 @@ use crate::draft::Drafter;
 use crate::driver::{Buffer, Function, Launch, Stream};
 use crate::kernels::{
     Act, COMBINE_RING_BYTES, CombineArgs, DigitArgs, EmbedArgs, LogitArgs, NormArgs, RopeArgs, SelectArgs,
-    SiluArgs, TapArgs, Tuning,
+    SiluArgs, Tuning,
 };
 use crate::matrix::{Product, ProductKernels};
 use crate::step_data::{StepData, StepShape};
@@ -32,7 +32,6 @@ pub(crate) struct RowKernels {
     pub(crate) norm: Function,
     pub(crate) silu: Function,
     pub(crate) logits: Function,
-    pub(crate) tap: Function,
     pub(crate) select: Function,
     pub(crate) merge: Function,
     /// Head norms, rotation and digits.
@@ -108,8 +107,6 @@ pub(crate) struct Scratch {
     pub(crate) part_o: Buffer<f32>,
     pub(crate) part_l: Buffer<f32>,
     pub(crate) embeddings: Buffer<f32>,
-    /// `[rows][features]`
-    pub(crate) features: Option<Buffer<f32>>,
     pub(crate) act_hidden: Activations,
     pub(crate) act_attention: Activations,
     pub(crate) act_ffn: Activations,
@@ -242,7 +239,6 @@ pub(crate) struct Walk<'a> {
     pub(crate) angles: &'a Buffer<f32>,
     pub(crate) full: &'a KvPool,
     pub(crate) sliding: &'a KvPool,
-    pub(crate) feature_layers: &'a [usize],
     pub(crate) draft: Option<&'a Drafter>,
     pub(crate) digits: Digits,
     pub(crate) data: &'a StepData,
@@ -253,7 +249,7 @@ pub(crate) struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Embedding, all layers, features. What is left is [`Self::top`].
+    /// Embedding and all layers. What is left is [`Self::top`].
     pub(crate) fn layers(&self) -> Result<(), CudaError> {
         let StepShape { n, .. } = self.shape;
         let s = self.scratch;
@@ -263,7 +259,6 @@ impl Walk<'_> {
         for (index, layer) in self.weights.layers.iter().enumerate() {
             let attn_act = self.products.input(&layer.attn_in, s.act_hidden.act, n);
             self.norm(before, layer.attn_norm, attn_act, None)?;
-            self.tap(index)?;
             if let Some(draft) = self.draft.filter(|_| self.shape.context) {
                 draft.tap(self, index)?;
             }
@@ -368,24 +363,6 @@ impl Walk<'_> {
         };
         let rows = top.map_or(n, |(_, count)| count);
         self.stream.launch(&self.rows.norm, norm_launch(self.arch, g.hidden, rows), &args)
-    }
-
-    fn tap(&self, layer: usize) -> Result<(), CudaError> {
-        let Some(at) = self.feature_layers.iter().position(|l| *l == layer) else { return Ok(()) };
-        let Some(out) = self.scratch.features.as_ref().filter(|_| self.shape.features > 0) else {
-            return Ok(());
-        };
-        let hidden = self.geometry.hidden;
-        let args = TapArgs {
-            h: self.scratch.h.at(0),
-            rows: self.data.features(),
-            out: out.at(0),
-            hidden: hidden as u32,
-            width: (self.feature_layers.len() * hidden) as u32,
-            at: (at * hidden) as u32,
-        };
-        let grid = (hidden.div_ceil(1024) as u32, self.shape.features as u32);
-        self.stream.launch(&self.rows.tap, Launch::new(grid, 256), &args)
     }
 
     fn attention(

@@ -109,7 +109,6 @@ pub const FILES: [KernelFile; 11] = [
             "rope_digits_1",
             "rope_digits_2",
             "logit_rows",
-            "tap_rows",
             "quantise",
             "plain_read",
         ],
@@ -298,8 +297,6 @@ args! {
     }
     /// `logit_rows`
     LogitArgs { part: u64, logits: u64, best: u64, segments: u32, n: u32, out_rows: u32, vocab: u32, scale: f32, cap: f32 }
-    /// `tap_rows`
-    TapArgs { h: u64, rows: u64, out: u64, hidden: u32, width: u32, at: u32 }
     /// `draft_tap`
     DraftTapArgs { h: u64, act: Act, hidden: u32, first_block: u32 }
     /// `draft_embed`

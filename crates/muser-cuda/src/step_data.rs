@@ -24,8 +24,6 @@ pub(crate) struct StepShape {
     pub(crate) n: usize,
     /// Rows that want something of the top: logits, their largest, or the hidden state.
     pub(crate) top: usize,
-    /// Rows that want features.
-    pub(crate) features: usize,
     /// Are there tiles for the split attention kernel?
     pub(crate) split: bool,
     /// CTA rows of the many-row attention kernel.
@@ -43,7 +41,6 @@ struct Offsets {
     slots: [usize; 2],
     row_tile: usize,
     top: usize,
-    features: usize,
     candidates: usize,
     counts: usize,
     tiles: [usize; 2],
@@ -59,8 +56,8 @@ impl Offsets {
             slots: [2 * rows, 3 * rows],
             row_tile: 4 * rows,
             top: 5 * rows,
-            features: 6 * rows,
-            candidates: 7 * rows,
+            candidates: 6 * rows,
+            // A multiple of 8, whatever the rows are.
             counts: 8 * rows,
             tiles: [tiles, tiles + TILE_LEN * rows],
             groups: tiles + 2 * TILE_LEN * rows,
@@ -128,10 +125,6 @@ impl StepData {
         self.device.at(self.offsets.top + from)
     }
 
-    pub(crate) fn features(&self) -> u64 {
-        self.device.at(self.offsets.features)
-    }
-
     /// How many of its largest logits each top row wants.
     pub(crate) fn candidates(&self, from: usize) -> u64 {
         self.device.at(self.offsets.candidates + from)
@@ -175,10 +168,6 @@ impl StepData {
                 data[o.candidates + shape.top] = u32::from(row.wants.candidates);
                 shape.candidates |= row.wants.candidates > 0;
                 shape.top += 1;
-            }
-            if row.wants.features {
-                data[o.features + shape.features] = i as u32;
-                shape.features += 1;
             }
         }
         let mut plan = Plan { data, o, geometry, limits, tiles: 0, parts: [0; 2], table: 0, groups: 0 };

@@ -2,6 +2,7 @@
 //!
 //! Where there is none, each test is in the list of those that did not run, which `cargo xtask test` prints.
 
+use muser_backend::DraftExecutor as _;
 use std::path::Path;
 
 use muser_backend::conformance::{

@@ -171,7 +171,6 @@ impl Driver {
                         0
                     },
                     hidden: count.hidden > 0,
-                    ..RowWants::default()
                 };
                 self.batch.push_row(Row { input, wants });
             }

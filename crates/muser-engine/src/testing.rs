@@ -16,12 +16,13 @@ use std::{
     time::Duration,
 };
 
+use muser_backend::arith::vision::PositionRule;
 use muser_backend::{
-    DraftBatch, DraftInfo, ExecError, Executor, ExecutorInfo, KvCapacity, KvType, LentBlock, RowInput,
-    SeqRows, StepBatch, StepOutput, TowerImage, TowerInfo,
+    DraftBatch, DraftExecutor, DraftInfo, ExecError, Executor, ExecutorInfo, KvCapacity, KvType, LentBlock,
+    RowInput, SeqRows, StepBatch, StepOutput, TowerExecutor, TowerImage, TowerInfo, largest_of_draft,
 };
 use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
-use muser_model::Geometry;
+use muser_model::{Draft, Geometry, Projector};
 
 use crate::{
     EngineConfig, Event, ImageSource, Prompt, Request, Submission, SubmitError,
@@ -62,7 +63,6 @@ pub(crate) fn info(geometry: &Geometry) -> ExecutorInfo {
         max_rows: 512,
         vocab: geometry.vocab,
         hidden: geometry.hidden,
-        features: 0,
         draft: None,
     }
 }
@@ -403,10 +403,6 @@ impl Executor for ScriptedExecutor {
         Ok(())
     }
 
-    fn set_feature_layers(&mut self, _layers: &[usize]) -> Result<(), ExecError> {
-        Ok(())
-    }
-
     fn step(&mut self, batch: &StepBatch, out: &mut StepOutput) -> Result<(), ExecError> {
         batch.validate(&self.geometry, self.capacity, self.info.max_rows)?;
         self.settle();
@@ -451,6 +447,109 @@ impl Executor for ScriptedExecutor {
         Ok(())
     }
 
+    fn export_block(&self, group: KvGroup, block: BlockId, dst: &mut [u8]) -> Result<(), ExecError> {
+        let at = (usize::from(group == KvGroup::Full), block.0 as usize);
+        self.check_ours(at.0, &[block])?;
+        if let Some((_, bytes)) = self.lent().returned.iter().rev().find(|(block, _)| *block == at) {
+            dst.copy_from_slice(bytes);
+            return Ok(());
+        }
+        for (to, row) in dst.chunks_exact_mut(8).zip(&self.blocks(group)[block.0 as usize]) {
+            to.copy_from_slice(&row.to_le_bytes());
+        }
+        Ok(())
+    }
+
+    fn clear_rows(&self, _group: KvGroup, rows: usize, bytes: &mut [u8]) {
+        bytes[rows * 8..].fill(0);
+    }
+
+    fn import_block(&mut self, group: KvGroup, block: BlockId, src: &[u8]) -> Result<(), ExecError> {
+        let group = usize::from(group == KvGroup::Full);
+        self.settle();
+        self.check_ours(group, &[block])?;
+        fill(&mut self.blocks[group][block.0 as usize], src);
+        Ok(())
+    }
+
+    /// Every other block, so that both ways in are used.
+    fn lend_block(&mut self, group: KvGroup, block: BlockId) -> Option<Box<dyn LentBlock>> {
+        let at = (usize::from(group == KvGroup::Full), block.0 as usize);
+        if block.0.is_multiple_of(2) || !self.lent().out.insert(at) {
+            return None;
+        }
+        self.settle();
+        let bytes = vec![0xEE; self.info.block_bytes(group)];
+        Some(Box::new(ScriptedLoan { at, bytes, home: Arc::clone(&self.lent) }))
+    }
+
+    fn most_candidates(&self) -> usize {
+        0
+    }
+
+    fn read_bandwidth(&self) -> Result<Option<f64>, ExecError> {
+        Ok(None)
+    }
+}
+
+impl DraftExecutor for ScriptedExecutor {
+    fn attach_draft(&mut self, _: Draft) -> Result<(), ExecError> {
+        unreachable!("it is made with its draft")
+    }
+
+    fn draft(&mut self, batch: &DraftBatch, logits: &mut Vec<f32>) -> Result<(), ExecError> {
+        let info = self.info.draft.expect("the engine asks only executors with a draft");
+        batch.validate(info, VOCAB, self.capacity)?;
+        self.settle();
+        logits.clear();
+        for seq in batch.seqs() {
+            let (start, table) = (seq.pos as usize, batch.sliding_table(seq));
+            let stored = |p: usize| {
+                let BlockId(block) = table[p / BLOCK_LEN - seq.sliding_first as usize];
+                self.blocks[0][block as usize][p % BLOCK_LEN]
+            };
+            // Rows of the block itself: the anchor's, then those of what is proposed.
+            let mut own = [0u64; 32];
+            let mut input = u64::from(seq.anchor);
+            for i in 0..seq.proposals as usize {
+                let position = start + i;
+                let h = bottom(input, position);
+                own[i] = kv_row(h, 0);
+                let first = (position + 1).saturating_sub(self.geometry.window);
+                let context = (first.min(start)..start).fold(0u64, |sum, p| sum.wrapping_add(stored(p)));
+                let block =
+                    (first.max(start)..=position).fold(0u64, |sum, p| sum.wrapping_add(own[p - start]));
+                let at = logits.len();
+                logits_of(mix(h, context.wrapping_add(block)), None, logits);
+                input = u64::from(argmax(&logits[at..]));
+            }
+        }
+        self.spend(|costs| costs.draft, batch.proposals() + batch.seqs().len());
+        if self.draft_fails.swap(false, Ordering::Relaxed) {
+            return Err(ExecError::Device { device: "scripted".into(), what: "as told".into() });
+        }
+        Ok(())
+    }
+
+    fn draft_largest(
+        &mut self,
+        batch: &DraftBatch,
+        scratch: &mut Vec<f32>,
+        ids: &mut Vec<Option<u32>>,
+    ) -> Result<(), ExecError> {
+        largest_of_draft(self, batch, scratch, ids)
+    }
+
+    fn has_draft_context(&self, block: BlockId, row: usize) -> bool {
+        !self.without_context.contains(&self.blocks[0][block.0 as usize][row])
+    }
+}
+
+impl TowerExecutor for ScriptedExecutor {
+    fn attach_projector(&mut self, _: Projector, _: PositionRule) -> Result<(), ExecError> {
+        unreachable!("it is made with its tower")
+    }
+
     fn tower(&self) -> Option<&TowerInfo> {
         Some(&self.tower)
     }
@@ -490,80 +589,6 @@ impl Executor for ScriptedExecutor {
         if self.image.take().is_some() {
             self.tower_state.dropped.fetch_add(1, Ordering::Relaxed);
         }
-    }
-
-    fn has_draft_context(&self, block: BlockId, row: usize) -> bool {
-        !self.without_context.contains(&self.blocks[0][block.0 as usize][row])
-    }
-
-    fn draft(&mut self, batch: &DraftBatch, logits: &mut Vec<f32>) -> Result<(), ExecError> {
-        let info = self.info.draft.expect("the engine asks only executors with a draft");
-        batch.validate(info, VOCAB, self.capacity)?;
-        self.settle();
-        logits.clear();
-        for seq in batch.seqs() {
-            let (start, table) = (seq.pos as usize, batch.sliding_table(seq));
-            let stored = |p: usize| {
-                let BlockId(block) = table[p / BLOCK_LEN - seq.sliding_first as usize];
-                self.blocks[0][block as usize][p % BLOCK_LEN]
-            };
-            // Rows of the block itself: the anchor's, then those of what is proposed.
-            let mut own = [0u64; 32];
-            let mut input = u64::from(seq.anchor);
-            for i in 0..seq.proposals as usize {
-                let position = start + i;
-                let h = bottom(input, position);
-                own[i] = kv_row(h, 0);
-                let first = (position + 1).saturating_sub(self.geometry.window);
-                let context = (first.min(start)..start).fold(0u64, |sum, p| sum.wrapping_add(stored(p)));
-                let block =
-                    (first.max(start)..=position).fold(0u64, |sum, p| sum.wrapping_add(own[p - start]));
-                let at = logits.len();
-                logits_of(mix(h, context.wrapping_add(block)), None, logits);
-                input = u64::from(argmax(&logits[at..]));
-            }
-        }
-        self.spend(|costs| costs.draft, batch.proposals() + batch.seqs().len());
-        if self.draft_fails.swap(false, Ordering::Relaxed) {
-            return Err(ExecError::Device { device: "scripted".into(), what: "as told".into() });
-        }
-        Ok(())
-    }
-
-    fn export_block(&self, group: KvGroup, block: BlockId, dst: &mut [u8]) -> Result<(), ExecError> {
-        let at = (usize::from(group == KvGroup::Full), block.0 as usize);
-        self.check_ours(at.0, &[block])?;
-        if let Some((_, bytes)) = self.lent().returned.iter().rev().find(|(block, _)| *block == at) {
-            dst.copy_from_slice(bytes);
-            return Ok(());
-        }
-        for (to, row) in dst.chunks_exact_mut(8).zip(&self.blocks(group)[block.0 as usize]) {
-            to.copy_from_slice(&row.to_le_bytes());
-        }
-        Ok(())
-    }
-
-    fn clear_rows(&self, _group: KvGroup, rows: usize, bytes: &mut [u8]) {
-        bytes[rows * 8..].fill(0);
-    }
-
-    fn import_block(&mut self, group: KvGroup, block: BlockId, src: &[u8]) -> Result<(), ExecError> {
-        let group = usize::from(group == KvGroup::Full);
-        self.settle();
-        self.check_ours(group, &[block])?;
-        fill(&mut self.blocks[group][block.0 as usize], src);
-        Ok(())
-    }
-
-    /// Every other block, so that both ways in are used.
-    fn lend_block(&mut self, group: KvGroup, block: BlockId) -> Option<Box<dyn LentBlock>> {
-        let at = (usize::from(group == KvGroup::Full), block.0 as usize);
-        if block.0.is_multiple_of(2) || !self.lent().out.insert(at) {
-            return None;
-        }
-        self.settle();
-        let bytes = vec![0xEE; self.info.block_bytes(group)];
-        Some(Box::new(ScriptedLoan { at, bytes, home: Arc::clone(&self.lent) }))
     }
 }
 

@@ -4,12 +4,12 @@
 //! Small by default; `MUSER_TEST_LONG=1` takes 500 prompts of 200 tokens, every batch size from 1 to 8 with every number of
 //! proposals. It prints what it did.
 
+use muser_backend::DraftExecutor as _;
 use std::{
     path::{Path, PathBuf},
     time::Instant,
 };
 
-use muser_backend::Executor as _;
 use muser_cpu::{CpuExecutor, CpuOptions};
 use muser_engine::{DraftLength, Engine, EngineConfig, EngineHandle, Event, Request, SamplingParams, Usage};
 use muser_model::{Draft, Model};

@@ -1,9 +1,9 @@
 //! Drafting does not grow: the process is as large after 200 cycles of requests, long and short by turns, as after the first
 //! few. A cycle is one request; with `MUSER_TEST_LONG=1` it is sixteen at once, longer than both windows by turns.
 
+use muser_backend::DraftExecutor as _;
 use std::path::Path;
 
-use muser_backend::Executor as _;
 use muser_cpu::{CpuExecutor, CpuOptions};
 use muser_engine::{DraftLength, Engine, EngineConfig, Event, Request, SamplingParams};
 use muser_model::{Draft, Model};

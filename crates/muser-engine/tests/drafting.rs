@@ -1,8 +1,9 @@
 //! Drafting with the bundled draft on the scalar reference executor: the same tokens and logits as without, fewer steps.
 
+use muser_backend::DraftExecutor as _;
 use std::path::{Path, PathBuf};
 
-use muser_backend::{Executor as _, KvType, ReferenceExecutor};
+use muser_backend::{KvType, ReferenceExecutor};
 use muser_engine::{DraftLength, Engine, EngineConfig, Event, Request, SamplingParams, Usage};
 use muser_model::{Draft, Model};
 

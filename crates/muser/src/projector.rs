@@ -81,6 +81,7 @@ fn beside(model: &Path, rule: PositionRule, executor: &mut dyn Executor) -> Atta
 
 #[cfg(test)]
 mod tests {
+    use muser_backend::TowerExecutor as _;
     use std::path::PathBuf;
 
     use muser_backend::{KvType, ReferenceExecutor};

@@ -25,8 +25,8 @@ use crate::arith::vision::PositionRule;
 use crate::draft::{check_draft, draft_mark, draft_matrices};
 use crate::tower::{check_projector, no_image, no_tower};
 use crate::{
-    DraftBatch, ExecError, Executor, ExecutorInfo, KvCapacity, KvType, RowInput, SeqRows, StepBatch,
-    StepOutput, TowerImage, TowerInfo,
+    DraftBatch, DraftExecutor, ExecError, Executor, ExecutorInfo, KvCapacity, KvType, LentBlock, RowInput,
+    SeqRows, StepBatch, StepOutput, TowerExecutor, TowerImage, TowerInfo, largest_of_draft,
 };
 #[cfg(test)]
 pub(crate) use ops::gelu;
@@ -39,7 +39,6 @@ pub struct ReferenceExecutor {
     model: Model,
     info: ExecutorInfo,
     kv: KvStore,
-    feature_layers: Vec<usize>,
     drafter: Option<Drafter>,
     tower: Option<Tower>,
 }
@@ -78,10 +77,9 @@ impl ReferenceExecutor {
             max_rows: MAX_ROWS,
             vocab: g.vocab,
             hidden: g.hidden,
-            features: 0,
             draft: None,
         };
-        Ok(Self { model, info, kv, feature_layers: Vec::new(), drafter: None, tower: None })
+        Ok(Self { model, info, kv, drafter: None, tower: None })
     }
 
     /// Input of the bottom layer: the (dequantised) embedding row or the given one, normalised without a weight.
@@ -229,40 +227,49 @@ impl Executor for ReferenceExecutor {
         Ok(())
     }
 
-    fn set_feature_layers(&mut self, layers: &[usize]) -> Result<(), ExecError> {
-        if let Some(bad) = layers.iter().find(|&&l| l >= self.model.geometry.layers()) {
-            let what = format!("feature layer {bad}, the model has {}", self.model.geometry.layers());
-            return Err(ExecError::Unsupported { backend: "scalar", what });
-        }
-        self.feature_layers = layers.to_vec();
-        self.info.features = layers.len() * self.info.hidden;
-        Ok(())
-    }
-
     fn step(&mut self, batch: &StepBatch, out: &mut StepOutput) -> Result<(), ExecError> {
         batch.validate(&self.model.geometry, self.kv.capacity(), MAX_ROWS)?;
         out.hidden.clear();
-        let hidden = self.model.geometry.hidden;
         let mut h = self.embed(batch);
         let mut taps: Vec<(usize, Vec<f32>)> = Vec::new();
         for index in 0..self.model.layers.len() {
             let drafts = self.drafter.as_ref().is_some_and(|d| d.model.config.target_layers.contains(&index));
-            if drafts || self.feature_layers.contains(&index) {
+            if drafts {
                 taps.push((index, h.clone()));
             }
             self.layer(batch, index, &mut h);
-        }
-        out.features.clear();
-        for (i, row) in batch.rows().iter().enumerate() {
-            if row.wants.features {
-                Self::features(&taps, &self.feature_layers, i, hidden, &mut out.features);
-            }
         }
         self.extend_draft(batch, &taps);
         self.head(batch, &h, out);
         Ok(())
     }
 
+    fn export_block(&self, group: KvGroup, block: BlockId, dst: &mut [u8]) -> Result<(), ExecError> {
+        self.kv.export(group, block, dst)
+    }
+
+    fn clear_rows(&self, group: KvGroup, rows: usize, bytes: &mut [u8]) {
+        self.kv.clear_rows(group, rows, bytes);
+    }
+
+    fn import_block(&mut self, group: KvGroup, block: BlockId, src: &[u8]) -> Result<(), ExecError> {
+        self.kv.import(group, block, src)
+    }
+
+    fn most_candidates(&self) -> usize {
+        0
+    }
+
+    fn read_bandwidth(&self) -> Result<Option<f64>, ExecError> {
+        Ok(None)
+    }
+
+    fn lend_block(&mut self, _: KvGroup, _: BlockId) -> Option<Box<dyn LentBlock>> {
+        None
+    }
+}
+
+impl DraftExecutor for ReferenceExecutor {
     fn attach_draft(&mut self, draft: Draft) -> Result<(), ExecError> {
         let matrices: Vec<&Matrix> = draft_matrices(&draft).collect();
         check_types(&matrices)?;
@@ -290,10 +297,21 @@ impl Executor for ReferenceExecutor {
         Ok(())
     }
 
+    fn draft_largest(
+        &mut self,
+        batch: &DraftBatch,
+        scratch: &mut Vec<f32>,
+        ids: &mut Vec<Option<u32>>,
+    ) -> Result<(), ExecError> {
+        largest_of_draft(self, batch, scratch, ids)
+    }
+
     fn has_draft_context(&self, block: BlockId, row: usize) -> bool {
         self.drafter.as_ref().is_none_or(|drafter| drafter.has_context(&self.kv, block, row))
     }
+}
 
+impl TowerExecutor for ReferenceExecutor {
     fn attach_projector(&mut self, projector: Projector, rule: PositionRule) -> Result<(), ExecError> {
         check_projector(&projector, &self.model.geometry, "scalar")?;
         check_types(&projector.matrices().collect::<Vec<_>>())?;
@@ -323,18 +341,6 @@ impl Executor for ReferenceExecutor {
         if let Some(tower) = &mut self.tower {
             tower.image = None;
         }
-    }
-
-    fn export_block(&self, group: KvGroup, block: BlockId, dst: &mut [u8]) -> Result<(), ExecError> {
-        self.kv.export(group, block, dst)
-    }
-
-    fn clear_rows(&self, group: KvGroup, rows: usize, bytes: &mut [u8]) {
-        self.kv.clear_rows(group, rows, bytes);
-    }
-
-    fn import_block(&mut self, group: KvGroup, block: BlockId, src: &[u8]) -> Result<(), ExecError> {
-        self.kv.import(group, block, src)
     }
 }
 

@@ -17,8 +17,9 @@ use std::time::Duration;
 use muser_backend::arith::attention as attention_bits;
 use muser_backend::arith::vision::PositionRule;
 use muser_backend::{
-    DraftBatch, ExecError, Executor, ExecutorInfo, KvCapacity, KvType, LentBlock, StepBatch, StepOutput,
-    TowerImage, TowerInfo, arith, check_projector, draft_mark, no_tower,
+    DraftBatch, DraftExecutor, ExecError, Executor, ExecutorInfo, KvCapacity, KvType, LentBlock, StepBatch,
+    StepOutput, TowerExecutor, TowerImage, TowerInfo, arith, check_projector, draft_mark, largest_of_draft,
+    no_tower,
 };
 use muser_gguf::GgmlType;
 use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
@@ -54,7 +55,6 @@ pub(crate) struct RowPlace {
     pub(crate) position: usize,
     /// Number among the rows that need logits.
     pub(crate) logits: Option<usize>,
-    pub(crate) features: Option<usize>,
     pub(crate) hidden: Option<usize>,
 }
 
@@ -89,7 +89,6 @@ pub struct CpuExecutor {
     rows: Vec<RowPlace>,
     partial: Vec<f32>,
     inverse_frequencies: Vec<f64>,
-    feature_layers: Vec<usize>,
     drafter: Option<Drafter>,
     tower: Option<Tower>,
     /// Are there matrices of super-block types, of small-block types? A draft's do not count.
@@ -164,7 +163,6 @@ impl CpuExecutor {
             max_rows,
             vocab: g.vocab,
             hidden: g.hidden,
-            features: 0,
             draft: None,
         };
         let inverse_frequencies = arith::inverse_frequencies(f64::from(g.rope_theta), g.head_dim);
@@ -181,7 +179,6 @@ impl CpuExecutor {
             rows: Vec::with_capacity(max_rows),
             partial: Vec::new(),
             inverse_frequencies,
-            feature_layers: Vec::new(),
             drafter: None,
             tower: None,
             forms,
@@ -212,7 +209,7 @@ impl CpuExecutor {
 
     /// Numbers the rows and sizes the outputs.
     fn place_rows(&mut self, batch: &StepBatch, out: &mut StepOutput) -> usize {
-        let (mut logits, mut features, mut hidden) = (0, 0, 0);
+        let (mut logits, mut hidden) = (0, 0);
         self.rows.clear();
         let number = |wanted: bool, count: &mut usize| {
             *count += usize::from(wanted);
@@ -225,13 +222,11 @@ impl CpuExecutor {
                     seq: index,
                     position: seq.start_pos as usize + i,
                     logits: number(wants.needs_logits(), &mut logits),
-                    features: number(wants.features, &mut features),
                     hidden: number(wants.hidden, &mut hidden),
                 });
             }
         }
         out.logits.resize(logits * self.info.vocab, 0.0);
-        out.features.resize(features * self.info.features, 0.0);
         out.hidden.resize(hidden * self.info.hidden, 0.0);
         logits
     }
@@ -247,17 +242,6 @@ impl Executor for CpuExecutor {
         if let Some(drafter) = &mut self.drafter {
             drafter.note_blocks(capacity.sliding);
         }
-        Ok(())
-    }
-
-    fn set_feature_layers(&mut self, layers: &[usize]) -> Result<(), ExecError> {
-        let count = self.model.geometry.layers();
-        if let Some(bad) = layers.iter().find(|&&layer| layer >= count) {
-            let what = format!("feature layer {bad}, the model has {count}");
-            return Err(ExecError::Unsupported { backend: "cpu", what });
-        }
-        self.feature_layers = layers.to_vec();
-        self.info.features = layers.len() * self.info.hidden;
         Ok(())
     }
 
@@ -292,12 +276,10 @@ impl Executor for CpuExecutor {
             buffers: self.buffers.pointers().only(self.forms.0, self.forms.1),
             rows: &self.rows,
             inverse_frequencies: &self.inverse_frequencies,
-            feature_layers: &self.feature_layers,
             scratch: self.scratch.as_mut_ptr(),
             partial: self.partial.as_mut_ptr(),
             logits: out.logits.as_mut_ptr(),
             logit_rows,
-            features: out.features.as_mut_ptr(),
             hidden: out.hidden.as_mut_ptr(),
             draft: extend.as_ref(),
         };
@@ -308,6 +290,40 @@ impl Executor for CpuExecutor {
         Ok(())
     }
 
+    fn export_block(&self, group: KvGroup, block: BlockId, dst: &mut [u8]) -> Result<(), ExecError> {
+        self.kv.export(group, block, dst)
+    }
+
+    fn clear_rows(&self, group: KvGroup, rows: usize, bytes: &mut [u8]) {
+        self.kv.clear_rows(group, rows, bytes);
+    }
+
+    fn import_block(&mut self, group: KvGroup, block: BlockId, src: &[u8]) -> Result<(), ExecError> {
+        self.kv.import(group, block, src)?;
+        if let (KvGroup::Sliding, Some(drafter)) = (group, &mut self.drafter) {
+            drafter.note_context(block, BLOCK_LEN - 1);
+        }
+        Ok(())
+    }
+
+    fn lend_block(&mut self, group: KvGroup, block: BlockId) -> Option<Box<dyn LentBlock>> {
+        let loan = self.kv.lend(group, block)?;
+        if let (KvGroup::Sliding, Some(drafter)) = (group, &mut self.drafter) {
+            drafter.note_context(block, BLOCK_LEN - 1);
+        }
+        Some(loan)
+    }
+
+    fn most_candidates(&self) -> usize {
+        0
+    }
+
+    fn read_bandwidth(&self) -> Result<Option<f64>, ExecError> {
+        Ok(None)
+    }
+}
+
+impl DraftExecutor for CpuExecutor {
     fn attach_draft(&mut self, draft: Draft) -> Result<(), ExecError> {
         let unsupported = |what: &str| Err(ExecError::Unsupported { backend: "cpu", what: what.into() });
         if self.drafter.is_some() {
@@ -367,6 +383,21 @@ impl Executor for CpuExecutor {
         Ok(())
     }
 
+    fn draft_largest(
+        &mut self,
+        batch: &DraftBatch,
+        scratch: &mut Vec<f32>,
+        ids: &mut Vec<Option<u32>>,
+    ) -> Result<(), ExecError> {
+        largest_of_draft(self, batch, scratch, ids)
+    }
+
+    fn has_draft_context(&self, block: BlockId, row: usize) -> bool {
+        self.drafter.as_ref().is_none_or(|drafter| drafter.has_context(&self.kv, block, row))
+    }
+}
+
+impl TowerExecutor for CpuExecutor {
     fn attach_projector(&mut self, projector: Projector, rule: PositionRule) -> Result<(), ExecError> {
         check_projector(&projector, &self.model.geometry, "cpu")?;
         if let Some(tower) = self.tower.take() {
@@ -395,34 +426,6 @@ impl Executor for CpuExecutor {
         if let Some(tower) = &mut self.tower {
             tower.drop_image();
         }
-    }
-
-    fn has_draft_context(&self, block: BlockId, row: usize) -> bool {
-        self.drafter.as_ref().is_none_or(|drafter| drafter.has_context(&self.kv, block, row))
-    }
-
-    fn export_block(&self, group: KvGroup, block: BlockId, dst: &mut [u8]) -> Result<(), ExecError> {
-        self.kv.export(group, block, dst)
-    }
-
-    fn clear_rows(&self, group: KvGroup, rows: usize, bytes: &mut [u8]) {
-        self.kv.clear_rows(group, rows, bytes);
-    }
-
-    fn import_block(&mut self, group: KvGroup, block: BlockId, src: &[u8]) -> Result<(), ExecError> {
-        self.kv.import(group, block, src)?;
-        if let (KvGroup::Sliding, Some(drafter)) = (group, &mut self.drafter) {
-            drafter.note_context(block, BLOCK_LEN - 1);
-        }
-        Ok(())
-    }
-
-    fn lend_block(&mut self, group: KvGroup, block: BlockId) -> Option<Box<dyn LentBlock>> {
-        let loan = self.kv.lend(group, block)?;
-        if let (KvGroup::Sliding, Some(drafter)) = (group, &mut self.drafter) {
-            drafter.note_context(block, BLOCK_LEN - 1);
-        }
-        Some(loan)
     }
 }
 

@@ -42,13 +42,11 @@ pub(crate) struct StepContext<'a> {
     pub(crate) buffers: Pointers,
     pub(crate) rows: &'a [RowPlace],
     pub(crate) inverse_frequencies: &'a [f64],
-    pub(crate) feature_layers: &'a [usize],
     /// One entry per thread.
     pub(crate) scratch: *mut ThreadScratch,
     pub(crate) partial: *mut f32,
     pub(crate) logits: *mut f32,
     pub(crate) logit_rows: usize,
-    pub(crate) features: *mut f32,
     pub(crate) hidden: *mut f32,
     pub(crate) draft: Option<&'a Extend<'a>>,
 }
@@ -205,19 +203,9 @@ impl StepContext<'_> {
         self.enter_layer(row, 0, None);
     }
 
-    /// Input of a layer: features if asked for, norm, quantised.
+    /// Input of a layer: what a draft reads of it, norm, quantised.
     fn enter_layer(&self, row: usize, layer: usize, inverse_rms: Option<f32>) {
         let g = &self.model.geometry;
-        if let (Some(at), Some(slot)) =
-            (self.rows[row].features, self.feature_layers.iter().position(|&l| l == layer))
-        {
-            let to = (at * self.feature_layers.len() + slot) * g.hidden;
-            // SAFETY: this row's place in the output, sized by the executor.
-            unsafe {
-                let from = self.buffers.h.add(row * g.hidden);
-                std::ptr::copy_nonoverlapping(from, self.features.add(to), g.hidden);
-            }
-        }
         if let Some(draft) = self.draft {
             // SAFETY: the row belongs to this item.
             unsafe {

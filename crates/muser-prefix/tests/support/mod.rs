@@ -2,6 +2,7 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test program uses its part")]
 
+use muser_backend::DraftExecutor as _;
 use std::{
     path::{Path, PathBuf},
     sync::{

@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-use muser_backend::Executor as _;
 use muser_backend::arith::vision::PositionRule;
+use muser_backend::{DraftExecutor as _, Executor as _, TowerExecutor as _};
 use muser_cpu::{CpuExecutor, CpuOptions};
 use muser_engine::{Engine, EngineConfig, EngineHandle};
 use muser_model::{Draft, Model, Projector};

@@ -1,5 +1,6 @@
 //! The tower against the scalar reference, and against itself: any instruction set, any number of threads, any slices.
 
+use muser_backend::TowerExecutor as _;
 use std::sync::Arc;
 use std::time::Duration;
 

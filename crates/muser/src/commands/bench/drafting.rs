@@ -11,11 +11,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use muser_backend::{DraftBatch, ExecError, Executor, ExecutorInfo, KvCapacity, StepBatch, StepOutput};
+use muser_backend::{DraftBatch, DraftExecutor, ExecError, Executor, TowerExecutor, delegate_executor};
 use muser_engine::{DraftLength, Engine, EngineConfig, EngineHandle, Event, Request, SamplingParams};
-use muser_kv::{BlockId, KvGroup};
+use muser_model::Model;
 use muser_model::cost::{Cost, CostOptions};
-use muser_model::{Draft, Model};
 use muser_text::{Specials, Tokenizer};
 use serde::Serialize;
 
@@ -399,25 +398,16 @@ impl StandIn {
 }
 
 impl Executor for StandIn {
-    fn info(&self) -> &ExecutorInfo {
-        self.inner.info()
-    }
+    delegate_executor!(self => self.inner; info, allocate_kv, step, most_candidates, read_bandwidth, export_block,
+        clear_rows, import_block, lend_block);
+}
 
-    fn allocate_kv(&mut self, capacity: KvCapacity) -> Result<(), ExecError> {
-        self.inner.allocate_kv(capacity)
-    }
+impl TowerExecutor for StandIn {
+    delegate_executor!(self => self.inner; attach_projector, tower, begin_image, encode_image, drop_image);
+}
 
-    fn set_feature_layers(&mut self, layers: &[usize]) -> Result<(), ExecError> {
-        self.inner.set_feature_layers(layers)
-    }
-
-    fn step(&mut self, batch: &StepBatch, out: &mut StepOutput) -> Result<(), ExecError> {
-        self.inner.step(batch, out)
-    }
-
-    fn attach_draft(&mut self, draft: Draft) -> Result<(), ExecError> {
-        self.inner.attach_draft(draft)
-    }
+impl DraftExecutor for StandIn {
+    delegate_executor!(self => self.inner; attach_draft, has_draft_context);
 
     fn draft(&mut self, batch: &DraftBatch, logits: &mut Vec<f32>) -> Result<(), ExecError> {
         self.inner.draft(batch, logits)?;
@@ -427,10 +417,6 @@ impl Executor for StandIn {
             row[id as usize] = 1e4;
         }
         Ok(())
-    }
-
-    fn read_bandwidth(&self) -> Result<Option<f64>, ExecError> {
-        self.inner.read_bandwidth()
     }
 
     fn draft_largest(
@@ -443,25 +429,5 @@ impl Executor for StandIn {
         ids.clear();
         ids.extend(self.overrule(batch).into_iter().map(Some));
         Ok(())
-    }
-
-    fn most_candidates(&self) -> usize {
-        self.inner.most_candidates()
-    }
-
-    fn has_draft_context(&self, block: BlockId, row: usize) -> bool {
-        self.inner.has_draft_context(block, row)
-    }
-
-    fn export_block(&self, group: KvGroup, block: BlockId, dst: &mut [u8]) -> Result<(), ExecError> {
-        self.inner.export_block(group, block, dst)
-    }
-
-    fn clear_rows(&self, group: KvGroup, rows: usize, bytes: &mut [u8]) {
-        self.inner.clear_rows(group, rows, bytes);
-    }
-
-    fn import_block(&mut self, group: KvGroup, block: BlockId, src: &[u8]) -> Result<(), ExecError> {
-        self.inner.import_block(group, block, src)
     }
 }
