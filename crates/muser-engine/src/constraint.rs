@@ -1,5 +1,7 @@
 //! Token masks: how a grammar or a tool choice narrows what the sampler may take.
 
+use std::time::Duration;
+
 /// One bit per token id.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenMask {
@@ -83,6 +85,14 @@ pub trait Constraint: Send {
     ///
     /// When the text is complete, allow the stop ids only.
     fn mask(&mut self, allowed: &mut TokenMask) -> bool;
+
+    /// Waits at most so long until [`Self::mask`] answers at once. `false`: it does not yet, and the sequence sits steps out
+    /// meanwhile, so that a mask that takes long holds nobody else up. Constraints that make their masks on other threads say
+    /// so here; what they allow must not depend on how long it took.
+    fn wait(&mut self, most: Duration) -> bool {
+        let _ = most;
+        true
+    }
 
     /// Takes the sampled token. An error ends the request with [`crate::RequestError::Constraint`].
     fn commit(&mut self, token: u32) -> Result<(), String>;

@@ -50,6 +50,8 @@ pub(crate) struct Driver {
     pub(crate) out: StepOutput,
     pub(crate) sampler: Sampler,
     pub(crate) mask: TokenMask,
+    /// How long masks are waited for, since the engine's start.
+    pub(crate) masks_by: Duration,
     /// Bytes of a block on its way from one place to another.
     pub(crate) copy_buffer: Vec<u8>,
     pub(crate) draft: DraftRounds,
@@ -133,6 +135,7 @@ impl Driver {
             out: roomy_output(&info, config.parallel),
             sampler: Sampler::new(),
             mask: TokenMask::new(geometry.vocab),
+            masks_by: Duration::ZERO,
             copy_buffer: Vec::new(),
             draft: DraftRounds::new(&info, config, capacity::sliding_per_sequence(&reach, config)),
             images: Images::new(config.image_cache_bytes),
@@ -191,6 +194,10 @@ impl Driver {
         self.begin_fetches();
         self.publish_figures();
         if works || worked || self.plan.changed || self.plan.preempted > 0 {
+            Turn::Worked
+        } else if let Some(waiting) = self.scheduler.slots.iter_mut().flatten().find(|s| s.awaits_mask) {
+            // Nobody else has anything to do; new requests are looked for meanwhile.
+            waiting.mask_is_ready(MASK_LOOK);
             Turn::Worked
         } else if stopping > 0 && self.scheduler.is_empty() && self.shared.inbox.is_empty() {
             Turn::Stopped
@@ -271,6 +278,12 @@ impl Driver {
         }
     }
 }
+
+/// Most time that a step, or a round of drafts, waits for masks in all. Whose mask is not there then sits steps out.
+pub(crate) const MASKS_A_STEP: Duration = Duration::from_millis(5);
+
+/// How long an engine that has nothing else to do waits for a mask before it looks around again.
+const MASK_LOOK: Duration = Duration::from_millis(1);
 
 /// Most logits that a step asks for on behalf of a prompt whose tokens' log-probabilities are wanted: 64 MiB.
 const LOGITS_AT_ONCE: usize = 16 << 20;

@@ -427,6 +427,9 @@ impl Scheduler {
             if left == 0 {
                 return;
             }
+            if sequence.awaits_mask && !sequence.mask_is_ready(Duration::ZERO) {
+                continue;
+            }
             // A draft beyond the limits would be computed for nothing.
             let tokens = sequence.task.max_tokens.saturating_sub(sequence.generated).max(1) as usize;
             let positions = self.config.most_positions.saturating_sub(sequence.tokens.len()).max(1);
@@ -468,6 +471,9 @@ impl Scheduler {
         self.rotation = self.rotation.wrapping_add(1);
         for (i, slot) in slots.iter().copied().enumerate() {
             let Some(sequence) = &mut self.slots[slot] else { continue };
+            if sequence.awaits_mask && !sequence.mask_is_ready(Duration::ZERO) {
+                continue;
+            }
             let start = sequence.computed();
             let pending = sequence.tokens.len() - start;
             let share = left.div_ceil(n - i);
@@ -566,6 +572,7 @@ impl Scheduler {
         let Some(slot) = self.slots.iter().position(Option::is_some) else { return };
         let starved = self.slots[slot].as_ref().is_some_and(|sequence| {
             let waits = sequence.ready_until(sequence.tokens.len()) == sequence.computed();
+            let waits = waits || sequence.awaits_mask;
             sequence.paused_since.is_none() && sequence.restoring.is_none() && !waits
         });
         if starved && let Some(sequence) = self.vacate(slot) {

@@ -58,6 +58,8 @@ pub(crate) struct Sequence {
     /// Sum of hidden states so far.
     pub(crate) hidden_sum: Vec<f64>,
     pub(crate) paused_since: Option<Duration>,
+    /// The mask for its next token was not there in time: its last step is as if it had not been.
+    pub(crate) awaits_mask: bool,
     pub(crate) admitted_at: Option<Duration>,
     pub(crate) first_token_at: Option<Duration>,
     pub(crate) decode_steps: u32,
@@ -132,6 +134,7 @@ impl Sequence {
                 .map(|k| PromptLogprobs { top_each: usize::from(k), ..PromptLogprobs::default() }),
             hidden_sum: Vec::new(),
             paused_since: None,
+            awaits_mask: false,
             admitted_at: None,
             first_token_at: None,
             decode_steps: 0,
@@ -174,6 +177,12 @@ impl Sequence {
         {
             self.task.cached_tokens.store(kv.len() as u32, Ordering::Relaxed);
         }
+    }
+
+    /// Is the mask for its next token there within `most`?
+    pub(crate) fn mask_is_ready(&mut self, most: Duration) -> bool {
+        self.awaits_mask = self.constraint.as_mut().is_some_and(|constraint| !constraint.wait(most));
+        !self.awaits_mask
     }
 
     /// May the logits of the next token be changed by anything, a constraint included?

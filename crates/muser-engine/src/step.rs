@@ -13,7 +13,7 @@ use muser_kv::BLOCK_LEN;
 
 use crate::{
     Event, FinishReason, RequestError, RequestKind, Started, Token, TopLogprobs,
-    driver::Driver,
+    driver::{Driver, MASKS_A_STEP},
     image,
     metrics::Metrics,
     sampler::{DraftSampling, DrawKey, Sampler, Verdict, check_finite},
@@ -61,6 +61,7 @@ impl Driver {
             sequence.awaits_copy = false;
         }
         let mut next = OutputRows::default();
+        self.masks_by = self.now() + MASKS_A_STEP;
         for i in 0..self.plan.items.len() {
             let item = self.plan.items[i];
             let (at, count) = (next, self.wanted_rows(item));
@@ -73,7 +74,13 @@ impl Driver {
                 // Another choice has failed for the whole request a moment ago; the plan will clear this one away.
                 continue;
             }
-            let handled = catch_unwind(AssertUnwindSafe(|| self.handle(item, at, now)));
+            let handled = catch_unwind(AssertUnwindSafe(|| {
+                if item.to_end && !self.mask_is_ready(item.slot) {
+                    // Nothing of its rows is noted: they are computed again, to the same bits, when the mask is there.
+                    return None;
+                }
+                self.handle(item, at, now)
+            }));
             let end = match handled {
                 Ok(end) => end,
                 Err(panic) => {
@@ -92,6 +99,12 @@ impl Driver {
             let took = self.now().saturating_sub(before);
             self.draft.note_step(self.batch.rows().len(), took, &self.shared.metrics);
         }
+    }
+
+    /// Is the mask for a sequence's next token there, or soon enough?
+    fn mask_is_ready(&mut self, slot: usize) -> bool {
+        let left = self.masks_by.saturating_sub(self.now());
+        self.scheduler.slots[slot].as_mut().is_none_or(|sequence| sequence.mask_is_ready(left))
     }
 
     /// Does the step go on with texts and nothing else?
@@ -337,6 +350,10 @@ impl Driver {
     ) -> Option<End> {
         let needs = self.needs(self.scheduler.slots[item.slot].as_ref()?, item);
         for k in 0..=item.drafts {
+            if k > 0 && !self.mask_is_ready(item.slot) {
+                // The proposals from here on are as good as refused.
+                break;
+            }
             let sequence = self.scheduler.slots[item.slot].as_mut()?;
             let position = (item.start + item.rows - 1 + k) as u32;
             let proposal = sequence.drafts.get(k).copied().filter(|_| k < item.drafts);

@@ -8,12 +8,13 @@ use std::sync::{Arc, Mutex};
 
 use muser_engine::{Constraint, ConstraintFactory, TokenMask};
 use muser_text::TextError;
-use muser_text::grammar::{AnswerRule, Grammar, TurnConstraint, TurnPlan, TurnRules, TurnStart};
+use muser_text::grammar::{AnswerRule, Grammar, TurnPlan, TurnRules, TurnStart};
 use muser_text::{OutputMode, OutputOptions};
 use serde_json::Value;
 
 use crate::conversation::{sentence, text_fault};
 use crate::error::ApiError;
+use crate::masks::MaskedTurn;
 use crate::notice::Notice;
 use crate::text::TextSide;
 use crate::work::{Conversation, Form, Prompt, ToolChoice, Work};
@@ -36,10 +37,11 @@ pub(crate) fn constraint(
     });
     let notice = Notice::new(left_out);
     let plan = Arc::new(plan);
-    let made = Mutex::new((0..work.choices).map(|_| Some(plan.begin())).collect::<Vec<_>>());
+    let made = Mutex::new((0..work.choices).map(|_| Some(MaskedTurn::new(plan.begin()))).collect::<Vec<_>>());
     let factory: ConstraintFactory = Box::new(move |choice| {
         let turn = made.lock().ok().and_then(|mut made| made.get_mut(choice as usize)?.take());
-        Box::new(Turn(turn))
+        // `None` only if the engine asked twice for one choice, which it does not.
+        Box::new(turn.unwrap_or_else(MaskedTurn::lost))
     });
     Ok((Some(factory), notice))
 }
@@ -131,33 +133,6 @@ fn notation(grammar: &str) -> Grammar {
         Grammar::Gbnf(grammar.to_owned())
     } else {
         Grammar::Lark(grammar.to_owned())
-    }
-}
-
-/// A constraint as the engine takes it; `None` only if the engine asked twice for one choice, which it does not.
-struct Turn(Option<TurnConstraint>);
-
-impl Constraint for Turn {
-    fn mask(&mut self, allowed: &mut TokenMask) -> bool {
-        // Without a mask no token is allowed: the engine then ends the request and says so.
-        match self.0.as_mut().map(TurnConstraint::mask) {
-            Some(Ok(words)) => allowed.copy_words(&words),
-            Some(Err(error)) => tracing::warn!(%error, "a constraint failed"),
-            None => {}
-        }
-        true
-    }
-
-    fn commit(&mut self, token: u32) -> Result<(), String> {
-        match &mut self.0 {
-            Some(turn) => turn.commit(token).map_err(|error| error.to_string()),
-            None => Err("there is no constraint for this choice".into()),
-        }
-    }
-
-    fn fork(&self) -> Option<Box<dyn Constraint>> {
-        let turn = self.0.as_ref()?.fork();
-        Some(Box::new(Turn(Some(turn))))
     }
 }
 

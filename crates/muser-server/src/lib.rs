@@ -29,6 +29,7 @@ pub mod generation;
 pub mod listen;
 mod listeners;
 pub mod live;
+mod masks;
 pub mod metrics;
 mod notice;
 mod opening;

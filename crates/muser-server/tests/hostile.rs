@@ -19,6 +19,9 @@ use tokio::time::{sleep, timeout};
 const CHAT: &str = "/v1/chat/completions";
 const BODIES_MIB: usize = 192;
 
+/// Compiled grammars, and a copy of the largest for each of the four sequences that run.
+const GRAMMARS_MIB: usize = 256 + 4 * 80;
+
 /// What is promised; on machines that others use too only the long form can ask for it.
 struct Promise {
     health: Duration,
@@ -78,6 +81,48 @@ fn kinds(size: usize) -> Vec<Hostile> {
         (CHAT, "", chat(json!({"messages": [{"role": "user", "content": "many words ".repeat(mib / 22)}]}))),
         (CHAT, "content-encoding: gzip\r\n", bomb),
         (CHAT, "", "[".repeat(mib).into_bytes()),
+    ]
+    .into_iter()
+    .chain(grammars())
+    .collect()
+}
+
+/// Grammars at the limits of what is accepted, and beyond: compiling them takes long, and so do their masks.
+fn grammars() -> Vec<Hostile> {
+    let with = |field: &str, value: Value| {
+        let mut body = json!({"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 48, "reasoning_effort": "none"});
+        body[field] = value;
+        (CHAT, "", body.to_string().into_bytes())
+    };
+    let schema = |schema: Value| {
+        let form =
+            json!({"type": "json_schema", "json_schema": {"name": "x", "strict": true, "schema": schema}});
+        with("response_format", form)
+    };
+    let object = |index: usize| {
+        let key = format!("key{index}");
+        json!({"type": "object", "properties": {key.clone(): {"type": "string"}}, "required": [key]})
+    };
+    let optional: serde_json::Map<String, Value> = (0..200)
+        .map(|index| (format!("p{index}"), json!({"type": "string", "maxLength": 9 + index})))
+        .collect();
+    let words = |count: usize| (0..count).map(|index| json!(format!("word{index}"))).collect::<Vec<_>>();
+    let chained: String = (0..9_900)
+        .map(|rule| format!("r{rule} ::= \"a\" r{} | \"b\"\n", (rule + 1) % 9_900))
+        .collect::<Vec<_>>()
+        .concat();
+    vec![
+        schema(json!({"anyOf": (0..200).map(object).collect::<Vec<_>>()})),
+        schema(json!({"anyOf": (0..3_000).map(object).collect::<Vec<_>>()})),
+        schema(json!({"enum": words(50_000)})),
+        schema(json!({"type": "object", "properties": optional})),
+        schema(json!({"type": "array", "items": {"type": "string", "pattern": "^(a|ab|abc|[a-z]{1,40})*$"}})),
+        schema(json!({"type": "string", "minLength": 20_000, "maxLength": 40_000})),
+        with("guided_choice", json!(words(20_000))),
+        with("guided_regex", json!("(a|b|ab|ba|[a-f]{3,9}){200}")),
+        with("guided_regex", json!("(x?){400}x{400}")),
+        with("guided_grammar", json!(format!("root ::= r0\n{chained}"))),
+        with("guided_grammar", json!("root ::= x x x x x x x x\nx ::= \"a\"* x | x \"a\"* | \"\"")),
     ]
 }
 
@@ -193,6 +238,9 @@ async fn nobody_can_stop_it_for_others() {
     assert!(beside <= quiet + promise.delay, "a stream's tokens come {beside:?} apart, {quiet:?} alone");
     // The bodies here and what the clients hold of them are in the same process.
     let ours: usize = kinds.iter().map(|(_, _, body)| body.len()).sum::<usize>() >> 20;
-    assert!(peak < before + BODIES_MIB + ours + 300, "memory grew from {before} to {peak} MiB");
+    assert!(
+        peak < before + BODIES_MIB + GRAMMARS_MIB + ours + 300,
+        "memory grew from {before} to {peak} MiB"
+    );
     server.stop().await;
 }

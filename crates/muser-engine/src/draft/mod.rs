@@ -28,7 +28,7 @@ use lengths::{Drafting, Lengths};
 
 use crate::{
     DraftLength, EngineConfig, TokenMask,
-    driver::Driver,
+    driver::{Driver, MASKS_A_STEP},
     metrics::Metrics,
     sampler::{DraftSampling, DrawKey, Sampler},
     sequence::Sequence,
@@ -279,6 +279,7 @@ impl Driver {
             draft.forecast = None;
             return;
         }
+        let masks_by = (self.clock)() + MASKS_A_STEP;
         for (&slot, &proposals) in draft.slots.iter().zip(&draft.chosen) {
             if let Some(sequence) = self.scheduler.slots[slot].as_mut().filter(|_| proposals > 0) {
                 if largest_alone {
@@ -286,7 +287,8 @@ impl Driver {
                     continue;
                 }
                 let rows = &mut draft.logits[sequence.draft_row * self.vocab..][..proposals * self.vocab];
-                propose(sequence, &mut self.sampler, &mut self.mask, draft.sampling, rows, self.vocab);
+                let wait = || masks_by.saturating_sub((self.clock)());
+                propose(sequence, &mut self.sampler, &mut self.mask, &wait, draft.sampling, rows, self.vocab);
             }
         }
         let rows = draft.batch.proposals() + draft.batch.seqs().len();
@@ -347,6 +349,7 @@ fn propose(
     sequence: &mut Sequence,
     sampler: &mut Sampler,
     mask: &mut TokenMask,
+    wait: &dyn Fn() -> Duration,
     how: DraftSampling,
     rows: &mut [f32],
     vocab: usize,
@@ -357,7 +360,11 @@ fn propose(
     let wanted = rows.len() / vocab;
     for (k, row) in rows.chunks_exact_mut(vocab).enumerate() {
         // The constraint itself knows what may follow the anchor; a copy of it goes ahead with the proposals.
-        let constraint = if k == 0 { sequence.constraint.as_mut() } else { ahead.as_mut() };
+        let mut constraint = if k == 0 { sequence.constraint.as_mut() } else { ahead.as_mut() };
+        if constraint.as_mut().is_some_and(|constraint| !constraint.wait(wait())) {
+            // What its mask would refuse is not worth a row.
+            break;
+        }
         let masked = constraint.is_some_and(|constraint| {
             mask.clear();
             constraint.mask(mask)

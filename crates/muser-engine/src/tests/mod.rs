@@ -4,6 +4,7 @@ mod allocation;
 mod basics;
 mod drafts;
 mod images;
+mod masks;
 mod prefix;
 mod prompt_logprobs;
 mod schedules;

@@ -10,13 +10,13 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Memory for compiled grammars, as far as it can be told from their texts.
-const MAX_BYTES: usize = 64 << 20;
+const MAX_BYTES: usize = 256 << 20;
 
 /// What a small grammar takes: tables of its lexer and the first masks.
 const BASE_BYTES: usize = 128 << 10;
 
-/// What a byte of a grammar's text takes once it is compiled.
-const BYTES_PER_BYTE: usize = 64;
+/// What a byte of a grammar's text takes once it is compiled: 120 in a long enumeration, 300 in a chain of rules.
+const BYTES_PER_BYTE: usize = 256;
 
 /// A constraint that nobody has used yet, and what is known about it.
 pub(super) struct Compiled {

@@ -186,6 +186,12 @@ impl TurnConstraint {
         TurnConstraint { plan: Arc::clone(&self.plan), state, ..*self }
     }
 
+    /// Do [`Self::commit`] and [`Self::mask`] take next to no time here? Inside a grammar they may take long, and where one
+    /// begins its tables are copied.
+    pub fn is_free(&self) -> bool {
+        !matches!(self.state, State::Header(_) | State::Answer(_) | State::Call(_))
+    }
+
     /// Has the turn ended?
     pub fn is_done(&self) -> bool {
         matches!(self.state, State::Ended)
