@@ -102,9 +102,13 @@ const PANELS: &[Panel] = &[
     Panel { title: "Pack store", unit: "bytes", asks: &[Now("muser:pack_store_bytes")] },
     Panel { title: "Packs", unit: "short", asks: &[Now("muser:packs")] },
     Panel {
-        title: "Packs not believed, restores that failed, a second",
+        title: "Packs not believed, restores that failed, prompts stored otherwise, a second",
         unit: "short",
-        asks: &[RateBy("muser:pack_refusals", "reason"), RateBy("muser:restores_failed", "reason")],
+        asks: &[
+            RateBy("muser:pack_refusals", "reason"),
+            RateBy("muser:restores_failed", "reason"),
+            Rate("muser:pack_unlike", "of another KV type, route or model"),
+        ],
     },
     Panel {
         title: "Accepted share of proposed tokens",

@@ -18,6 +18,9 @@ use muser_kv::BLOCK_LEN;
 
 use crate::arith::attention::Digits;
 
+/// The name of this layout, for whoever keeps blocks: equal names and sizes are equal bytes, whichever backend wrote them.
+pub const NAME: &str = "digits-1";
+
 /// One KV head of one layer of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadLayout {

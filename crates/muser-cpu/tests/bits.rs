@@ -17,6 +17,8 @@ use muser_backend::{Executor, KvCapacity, KvType, Row, RowInput, RowWants, StepB
 use muser_cpu::{CpuExecutor, CpuOptions};
 use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
 use muser_model::Model;
+// `support` reads the headers of goldens with it.
+use serde_json as _;
 use support::Tensors;
 
 fn bundled() -> (Model, Tensors) {

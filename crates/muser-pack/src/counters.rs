@@ -10,6 +10,7 @@ use crate::{PackError, Refusal};
 pub struct Counters {
     pub(crate) lookups: AtomicU64,
     pub(crate) hits: AtomicU64,
+    pub(crate) unlike: AtomicU64,
     pub(crate) hit_positions: AtomicU64,
     pub(crate) fetched_segments: AtomicU64,
     pub(crate) fetched_bytes: AtomicU64,
@@ -33,6 +34,9 @@ pub struct CountersSnapshot {
     pub lookups: u64,
     /// Lookups that found something.
     pub hits: u64,
+    /// Lookups that found nothing of a prompt which the same tenant has under another identity: another KV type, numeric route
+    /// or model.
+    pub unlike: u64,
     /// Positions found, in sum.
     pub hit_positions: u64,
     /// Segments read and believed.
@@ -71,6 +75,7 @@ impl Counters {
         CountersSnapshot {
             lookups: of(&self.lookups),
             hits: of(&self.hits),
+            unlike: of(&self.unlike),
             hit_positions: of(&self.hit_positions),
             fetched_segments: of(&self.fetched_segments),
             fetched_bytes: of(&self.fetched_bytes),

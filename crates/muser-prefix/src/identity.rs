@@ -2,7 +2,7 @@
 
 use std::fs::File;
 
-use muser_backend::ExecutorInfo;
+use muser_backend::{ExecutorInfo, KvType, kv_layout};
 use muser_gguf::{GgufFile, Value};
 use muser_kv::BLOCK_LEN;
 use muser_model::{Draft, Model};
@@ -157,12 +157,20 @@ pub fn identity_of(
         representation: Representation {
             route: info.route.clone(),
             kv_type: info.kv_type.name().into(),
-            layout: format!("{} blocks as the route exports them", info.backend),
+            layout: layout(info.backend, info.kv_type),
             row_bytes: small("row", row_bytes)?,
             full_block_bytes: small("full block", info.full_block_bytes)?,
             sliding_block_bytes: small("sliding block", info.sliding_block_bytes)?,
         },
     })
+}
+
+/// How blocks lie in memory once exported: in digits alike on all backends, so that one reads what another wrote.
+fn layout(backend: &str, kv_type: KvType) -> String {
+    match kv_type.digits() {
+        Some(_) => kv_layout::NAME.into(),
+        None => format!("{backend} blocks as the route exports them"),
+    }
 }
 
 fn is_template(key: &str) -> bool {
@@ -221,6 +229,15 @@ mod tests {
 
     fn open(path: &Path) -> GgufFile {
         GgufFile::open(path).expect("a model")
+    }
+
+    #[test]
+    fn blocks_in_digits_are_every_backends_others_their_own() {
+        for kv in [KvType::Int16, KvType::Int8] {
+            assert_eq!(layout("cpu", kv), layout("cuda", kv));
+        }
+        assert_ne!(layout("cpu", KvType::Int16), layout("cpu", KvType::F32));
+        assert_ne!(layout("scalar", KvType::F32), layout("cpu", KvType::F32));
     }
 
     #[test]

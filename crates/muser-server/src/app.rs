@@ -166,6 +166,7 @@ impl App {
             && let Ok(packs) = spawn_blocking(move || packs.figures()).await
         {
             now.pack_refusals = packs.refusals;
+            now.pack_unlike = packs.unlike;
             now.packs = packs.count;
             now.pack_bytes = packs.held_bytes;
         }

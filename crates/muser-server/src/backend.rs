@@ -66,6 +66,8 @@ pub struct Snapshot {
     pub restore_failures: Vec<(&'static str, u64)>,
     /// Objects of the store that were not believed, by reason.
     pub pack_refusals: Vec<(&'static str, u64)>,
+    /// Lookups of prompts that the store has under another KV type, numeric route or model.
+    pub pack_unlike: u64,
     /// Packs in the store.
     pub packs: u64,
     /// Bytes of the store.

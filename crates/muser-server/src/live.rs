@@ -72,6 +72,7 @@ impl Backend for LiveEngine {
                 .map(|reason| (reason.label(), now.restore_failures(reason)))
                 .collect(),
             pack_refusals: Vec::new(),
+            pack_unlike: 0,
             packs: 0,
             pack_bytes: 0,
             host_bytes: now.host_bytes_held,

@@ -71,6 +71,7 @@ pub struct Metrics {
     external_hits: Counter,
     restore_failures: Family<Labels, Counter>,
     pack_refusals: Family<Labels, Counter>,
+    pack_unlike: Counter,
     packs: Gauge,
     pack_bytes: Gauge,
     host_bytes: Gauge,
@@ -203,6 +204,11 @@ impl Metrics {
                 "Objects of the pack store that were not believed, by reason",
                 Family::default(),
             ),
+            pack_unlike: counter(
+                &mut all,
+                "muser:pack_unlike",
+                "Lookups of prompts that the store has under another KV type, numeric route or model",
+            ),
             packs: gauge(&mut all, "muser:packs", "Packs in the store"),
             pack_bytes: gauge(&mut all, "muser:pack_store_bytes", "Bytes of the pack store"),
             host_bytes: gauge(&mut all, "muser:kv_host_bytes", "Bytes of the KV cache kept in host memory"),
@@ -274,6 +280,7 @@ impl Metrics {
         self.running.set(now.running as i64);
         self.waiting.set(now.waiting as i64);
         self.kv_usage.set(now.kv_blocks_used as f64 / now.kv_blocks_total.max(1) as f64);
+        self.pack_unlike.inner().store(now.pack_unlike, Ordering::Relaxed);
         self.packs.set(now.packs as i64);
         self.pack_bytes.set(now.pack_bytes as i64);
         self.host_bytes.set(now.host_bytes as i64);

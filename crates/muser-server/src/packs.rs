@@ -130,6 +130,8 @@ pub struct PackFigures {
     pub held_bytes: u64,
     /// Objects that were not believed, by reason.
     pub refusals: Vec<(&'static str, u64)>,
+    /// Lookups of prompts that are there under another KV type, numeric route or model.
+    pub unlike: u64,
 }
 
 /// The store of packs that the loaded model reads and writes.
@@ -178,10 +180,12 @@ impl Packs {
 
     /// How much there is, and what was not believed. May wait for the store.
     pub fn figures(&self) -> PackFigures {
+        let counted = self.library.counters().snapshot();
         PackFigures {
             count: self.library.packs().len() as u64,
             held_bytes: self.library.store().usage().map_or(0, |usage| usage.held_bytes),
-            refusals: self.library.counters().snapshot().refused().collect(),
+            refusals: counted.refused().collect(),
+            unlike: counted.unlike,
         }
     }
 

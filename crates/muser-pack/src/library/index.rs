@@ -62,6 +62,8 @@ pub(super) struct Index {
     packs: HashMap<PackId, PackEntry>,
     segments: HashMap<SegmentId, Held>,
     by_use: BTreeSet<(u64, PackId)>,
+    /// Packs by the root of their chain keys (of identity and tenant), for each tenant.
+    roots: HashMap<[u8; 16], HashMap<ChainKey, usize>>,
     tick: u64,
 }
 
@@ -85,6 +87,17 @@ impl Index {
 
     pub(super) fn pack(&self, id: PackId) -> Option<&PackEntry> {
         self.packs.get(&id)
+    }
+
+    /// Has the tenant the first block of these units, with what its chain key is for `key_of`, under another root?
+    pub(super) fn is_under_another_root(
+        &self,
+        tenant: &[u8; 16],
+        root: &ChainKey,
+        key_of: impl Fn(ChainKey) -> ChainKey,
+    ) -> bool {
+        let roots = self.roots.get(tenant).into_iter().flat_map(HashMap::keys);
+        roots.filter(|other| *other != root).any(|other| self.blocks.contains_key(&key_of(*other)))
     }
 
     /// The usable segments of a whole block.
@@ -262,12 +275,27 @@ impl Index {
             root: manifest.root,
             blocks: manifest.blocks.clone(),
         };
+        *self.roots.entry(entry.tenant).or_default().entry(entry.root).or_default() += 1;
         self.packs.insert(id, entry);
+    }
+
+    fn forget_root(&mut self, entry: &PackEntry) {
+        let Some(roots) = self.roots.get_mut(&entry.tenant) else { return };
+        if let Some(packs) = roots.get_mut(&entry.root) {
+            *packs -= 1;
+            if *packs == 0 {
+                roots.remove(&entry.root);
+            }
+        }
+        if roots.is_empty() {
+            self.roots.remove(&entry.tenant);
+        }
     }
 
     /// Takes a pack out and returns the segments that nobody needs any more.
     pub(super) fn remove(&mut self, id: PackId) -> Vec<SegmentId> {
         let Some(entry) = self.packs.remove(&id) else { return Vec::new() };
+        self.forget_root(&entry);
         self.by_use.remove(&(entry.used, id));
         let whole = entry.positions / BLOCK_LEN;
         for block in &entry.blocks[..whole] {

@@ -7,6 +7,7 @@ use muser_kv::{BLOCK_LEN, KvGroup, Unit};
 
 use super::{Lease, Library, Scope, Segment};
 use crate::counters::add;
+use crate::manifest::chain;
 use crate::{PackError, PackId, Refusal, SegmentId};
 
 /// What to fetch to resume a prefix. While it lives, nothing of it is removed by this process, and no process collects
@@ -66,6 +67,11 @@ impl Library {
         let first = |position| scope.first_sliding_block(position);
         let found = index.longest(&scope.root, &keys, &units[..most], most, whole_blocks, first);
         let Some(found) = found else {
+            let first = &units[..units.len().min(BLOCK_LEN)];
+            let key_of = |root| chain(&scope.tenant.prefix, root, first)[0];
+            let unlike = first.len() == BLOCK_LEN
+                && index.is_under_another_root(scope.tenant_id(), &scope.root, key_of);
+            add(&self.shared.counters.unlike, u64::from(unlike));
             // The lease is dropped without the lock that its drop takes.
             drop(index);
             return None;

@@ -203,7 +203,12 @@ fn tenants_and_representations_do_not_see_each_other() {
     eight_bit.representation.kv_type = "q8_0".into();
     assert_eq!(eight_bit.semantic(), identity().semantic());
     assert_ne!(eight_bit.digest(), identity().digest());
-    assert!(library.longest(&library.scope(eight_bit, "A"), &units, 1024, true).is_none());
+    let unlike = || library.counters().snapshot().unlike;
+    assert_eq!(unlike(), 0, "other tenants' packs are nobody's business");
+    assert!(library.longest(&library.scope(eight_bit.clone(), "A"), &units, 1024, true).is_none());
+    assert_eq!(unlike(), 1, "the tenant has it, in another KV type");
+    assert!(library.longest(&library.scope(eight_bit, "A"), &prompt(1024, 0, 9), 1024, true).is_none());
+    assert_eq!(unlike(), 1, "another prompt is simply not there");
     // What one tenant stores is not shared with another: presence would tell.
     let before = library.counters().snapshot().published_segments;
     publish(&library, &library.scope(identity(), "B"), &units).expect("published");
