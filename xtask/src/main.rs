@@ -3,6 +3,7 @@
 #![expect(clippy::print_stdout, reason = "a command-line tool")]
 
 mod bench_report;
+mod cross;
 mod dashboards;
 mod deny;
 mod licences;
@@ -61,6 +62,11 @@ const STEPS: &[Step] = &[
             "warnings",
         ])
     }),
+    (
+        "cross",
+        "the processor's crates compile for Apple's processors, where that target is installed",
+        || cross::check(&root()),
+    ),
     ("test", "unit, property, golden and command tests", test),
     ("doc", "documentation builds, links resolve, examples run", doc),
     ("first-run", "the README's first command answers", first_run),
