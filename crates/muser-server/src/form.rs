@@ -127,9 +127,13 @@ fn at_least(text: &TextSide, work: &Work, options: &OutputOptions) -> Option<Con
     Some(Box::new(move |_| Box::new(AtLeast { left, ends: ends.clone() })))
 }
 
-/// Clients send both notations in one field. GBNF defines with `::=`, which Lark does not have.
+/// Clients send both notations in one field. GBNF defines with `::=`, Lark with `:`; only the first definition tells, for literals
+/// may hold anything.
 fn notation(grammar: &str) -> Grammar {
-    if grammar.contains("::=") {
+    let says_nothing =
+        |line: &&str| ["#", "//", "%"].iter().any(|start| line.trim_start().starts_with(start));
+    let defines = grammar.lines().filter(|line| !says_nothing(line)).find_map(|line| line.split_once(':'));
+    if defines.is_some_and(|(_, rest)| rest.starts_with(":=")) {
         Grammar::Gbnf(grammar.to_owned())
     } else {
         Grammar::Lark(grammar.to_owned())
@@ -260,5 +264,13 @@ mod tests {
     fn both_notations_are_told_apart() {
         assert_eq!(notation("root ::= \"a\""), Grammar::Gbnf("root ::= \"a\"".into()));
         assert_eq!(notation("start: \"a\""), Grammar::Lark("start: \"a\"".into()));
+        for lark in
+            ["start: \"::=\"", "// a ::= b\n%ignore /[ ::=]/\nstart: /x ::= y/", "", "start\n: \"::=\""]
+        {
+            assert_eq!(notation(lark), Grammar::Lark(lark.into()), "{lark}");
+        }
+        for gbnf in ["# a: b\nroot ::= \": x\"", "\n  root\n ::= \"a\"", "// x: y\nroot ::= [:=]"] {
+            assert_eq!(notation(gbnf), Grammar::Gbnf(gbnf.into()), "{gbnf}");
+        }
     }
 }

@@ -392,3 +392,22 @@ async fn ollama_tells_log_probabilities() {
     }
     server.stop().await;
 }
+
+/// Small things that were answered in another shape, or refused, than they should be.
+#[tokio::test]
+async fn odd_queries_and_choices_are_answered_in_kind() {
+    let server = serve().await;
+    for query in ["action=a&action=b", "action=a", "", "action"] {
+        let answer = post(server.address, &format!("/slots/0?{query}"), &json!({})).await;
+        assert!([400, 501].contains(&answer.status), "{query}: {}", answer.status);
+        assert!(answer.json()["error"]["message"].is_string(), "{query}: {}", answer.text());
+    }
+    for choice in ["\u{7f}", "a\u{7f}b", "\u{1}", "\u{85}", "\"\\"] {
+        let body = json!({"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 40,
+            "guided_choice": [choice], "reasoning_effort": "none"});
+        let answer = post(server.address, "/v1/chat/completions", &body).await;
+        assert_eq!(answer.status, 200, "{choice:?}: {}", answer.text());
+        assert_eq!(answer.json()["choices"][0]["message"]["content"], choice);
+    }
+    server.stop().await;
+}

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::Json;
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, Request, State};
 use axum::response::{IntoResponse as _, Response};
 use serde::Deserialize;
@@ -39,10 +40,14 @@ pub struct Action {
 pub async fn act(
     State(app): State<SharedApp>,
     Path(slot): Path<String>,
-    Query(action): Query<Action>,
+    action: Result<Query<Action>, QueryRejection>,
     request: Request,
 ) -> Response {
-    Dialect::OpenAi.answer(run(&app, &slot, &action.action, request).await)
+    let answer = match action {
+        Ok(Query(action)) => run(&app, &slot, &action.action, request).await,
+        Err(_) => Err(ApiError::field("action", "'action' must be given once: save, restore or erase")),
+    };
+    Dialect::OpenAi.answer(answer)
 }
 
 async fn run(app: &SharedApp, slot: &str, action: &str, request: Request) -> Result<Response, ApiError> {

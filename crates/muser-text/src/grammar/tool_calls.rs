@@ -193,7 +193,8 @@ fn open(key: &str) -> String {
 
 /// A literal of Lark.
 pub(super) fn literal(text: &str) -> String {
-    Value::from(text).to_string()
+    // JSON may hold this one as it is, Lark may not.
+    Value::from(text).to_string().replace('\u{7f}', "\\u007f")
 }
 
 struct Planner<'r, 'a> {
