@@ -139,7 +139,7 @@ impl Client {
         if let Some(path) = extra_roots {
             add_roots(&mut roots, path)?;
         }
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let config = rustls::ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .expect("ring supports TLS 1.2 and 1.3")

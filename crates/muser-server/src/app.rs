@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use aws_lc_rs::rand::{SecureRandom as _, SystemRandom};
 use muser_gguf::GgufFile;
-use ring::rand::{SecureRandom as _, SystemRandom};
 use tokio::runtime::Handle;
 use tokio::task::spawn_blocking;
 

@@ -66,7 +66,7 @@ impl Keys {
 
 fn digest(bytes: &[u8]) -> [u8; 32] {
     let mut out = [0; 32];
-    out.copy_from_slice(ring::digest::digest(&ring::digest::SHA256, bytes).as_ref());
+    out.copy_from_slice(aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, bytes).as_ref());
     out
 }
 

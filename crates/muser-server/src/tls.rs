@@ -43,7 +43,7 @@ fn acceptor(config: &ServerConfig) -> Result<Option<TlsAcceptor>, ServerError> {
         return Err(file_fault("TLS certificate", certificate, &"it holds no certificate"));
     }
     let private = private_key(key)?;
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let mut tls = rustls::ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|error| file_fault("TLS certificate", certificate, &error))?

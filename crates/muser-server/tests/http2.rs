@@ -213,7 +213,7 @@ async fn behind_tls_it_is_agreed_on() {
     let server = Running::scripted(config, Scripted::new(|_| Script::saying(SAYS))).await;
     let mut roots = rustls::RootCertStore::empty();
     roots.add(made.cert.der().clone()).expect("root");
-    let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
+    let provider = std::sync::Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let mut client = rustls::ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .expect("versions")

@@ -53,7 +53,7 @@ impl BucketStore {
     /// Opens a bucket. Nothing is asked of it yet.
     pub fn open(options: &BucketOptions) -> Result<Self, PackError> {
         // The first to set the process's provider wins, and every part of muser sets the same one.
-        let _ = rustls::crypto::ring::default_provider().install_default();
+        let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
         let mut builder = AmazonS3Builder::from_env()
             .with_bucket_name(&options.bucket)
             .with_allow_http(true)

@@ -61,7 +61,7 @@ pub(crate) fn real_vocabulary() -> Option<RealVocabulary> {
 /// SHA-256 in hexadecimal.
 pub(crate) fn sha256(bytes: &[u8]) -> String {
     let mut out = String::new();
-    for byte in ring::digest::digest(&ring::digest::SHA256, bytes).as_ref() {
+    for byte in aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, bytes).as_ref() {
         write!(out, "{byte:02x}").expect("writing to a string cannot fail");
     }
     out

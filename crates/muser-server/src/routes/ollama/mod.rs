@@ -200,7 +200,7 @@ fn digest(facts: &ModelFacts) -> String {
         "{}\n{}\n{}\n{}\n{}",
         facts.name, facts.quantization, facts.parameters, facts.file_bytes, facts.hidden
     );
-    let digest = ring::digest::digest(&ring::digest::SHA256, known.as_bytes());
+    let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, known.as_bytes());
     digest.as_ref().iter().fold(String::with_capacity(64), |mut text, byte| {
         // Writing to a string cannot fail.
         let _ = write!(text, "{byte:02x}");
