@@ -11,7 +11,7 @@ const TARGET: &str = "aarch64-apple-darwin";
 const CRATES: [&str; 5] = ["muser-gguf", "muser-kv", "muser-model", "muser-backend", "muser-cpu"];
 
 /// Checks [`CRATES`] for [`TARGET`]; says so and passes where the target is not installed.
-pub fn check(root: &Path) -> Result<()> {
+pub(crate) fn check(root: &Path) -> Result<()> {
     if !is_installed()? {
         println!("SKIPPED: `rustup target add {TARGET}` has not been run");
         return Ok(());
