@@ -14,7 +14,7 @@ impl Grid {
     ///
     /// The shape that is nearest to the picture's among the sizes rounded down and up, each by itself. Where several are equally
     /// near (for every square picture that is no multiple of the unit), the reference takes the one that comes first in a
-    /// Python set of pairs; that order is a fixed function of the pairs, [`SetOrder`].
+    /// Python set of pairs; that order is a fixed function of the pairs.
     pub fn choose(width: u32, height: u32, unit: u32, cap: u32) -> Grid {
         let (h, w, cap_f) = (f64::from(height), f64::from(width), f64::from(cap));
         let (mut r, mut c) = (h / f64::from(unit), w / f64::from(unit));

@@ -3,7 +3,7 @@
 //!
 //! Everything is a pure function of the encoded bytes and the cap on tokens; [`PREPROCESSING`] names that function, and belongs
 //! into whatever is derived from its results. Nothing here trusts a file: what it is is told by its content, its figures are
-//! checked against the [limits](limits) before anything is decoded, and a decoder's panic is a bad picture.
+//! checked against the [limits] before anything is decoded, and a decoder's panic is a bad picture.
 
 #![forbid(unsafe_code)]
 

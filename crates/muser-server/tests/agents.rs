@@ -45,6 +45,9 @@ fn codex(input: Value) -> Value {
         "reasoning": {"effort": "medium", "summary": "auto"}, "include": ["reasoning.encrypted_content"]})
 }
 
+/// A picture of one pixel.
+const PIXEL: &str = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5ErkJggg==";
+
 #[tokio::test]
 async fn codex_loops_over_all_kinds_of_tools() {
     let (server, engine) = with_engine(&call("apply_patch", "input", "*** Begin Patch\n+é")).await;
@@ -114,7 +117,7 @@ async fn a_call_in_a_namespace_and_a_custom_one_stream_as_the_client_knows_them(
     );
     let history = json!([
         {"role": "user", "content": "go"}, {"role": "assistant", "content": null, "tool_calls": [made]},
-        {"role": "tool", "tool_call_id": made["id"], "content": [{"type": "text", "text": "ok"}, {"type": "image_url", "image_url": {"url": "data:x"}}]},
+        {"role": "tool", "tool_call_id": made["id"], "content": [{"type": "text", "text": "ok"}, {"type": "image_url", "image_url": {"url": PIXEL}}]},
     ]);
     let again =
         post(server.address, "/v1/chat/completions", &json!({"messages": history, "tools": tools})).await;

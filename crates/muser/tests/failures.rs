@@ -17,7 +17,6 @@ fn wrong_usage_is_code_2() {
     check(&["run", "Hi", "--temp", "NaN"], "must be finite");
     check(&["run", "Hi", "--top-p", "1.5"], "from 0 to 1");
     check(&["run", "Hi", "--raw", "--system", "Be brief."], "cannot be used with");
-    check(&["run", "Hi", "--image", "x.png"], "reads text only");
     check(&["run", "Hi", "--ctx", "1000000"], "more than the model's context of 4096");
     check(&["run", "Hi", "--threads", "0"], "0 is not in 1..");
     check(&["synth", "--preset", "tiny", "--mix", "q9", "x.gguf"], "block type");
@@ -31,6 +30,12 @@ fn help_and_version_are_results() {
         assert!(!home.run(args).success().is_empty(), "{args:?}");
     }
     assert!(home.run(["--help"]).stdout().contains("Exit codes:"));
+}
+
+#[test]
+fn a_picture_that_is_not_there_is_named() {
+    let error = Home::new().run(["run", "Hi", "--image", "x.png"]).failure(1);
+    assert!(error.contains("x.png: No such file"), "{error}");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::io::Write as _;
 
+use muser_backend::{Executor as _, ExecutorInfo};
 use muser_cpu::{CpuDescription, CpuExecutor, CpuOptions, ISA_VARIABLE, Isa, Repack};
 use muser_hub::ModelStore;
 use serde::Serialize;
@@ -31,6 +32,9 @@ struct CpuReport {
     instruction_set: &'static str,
     supported: Vec<&'static str>,
     why: String,
+    /// How K and V are stored where nothing else is asked for, and the numeric route that packs then carry.
+    kv_type: &'static str,
+    numeric_route: String,
 }
 
 /// The first NVIDIA card, or why there is none to use.
@@ -51,7 +55,7 @@ pub fn run(args: DoctorArgs, console: &Console) -> anyhow::Result<()> {
     let threads = args.threads.map(usize::from);
     let options = CpuOptions { threads, repack: Repack::Off, ..CpuOptions::default() };
     let executor = CpuExecutor::new(ModelSource::Bundled.load()?, options)?;
-    let cpu = CpuReport::new(executor.describe());
+    let cpu = CpuReport::new(executor.describe(), executor.info());
     drop(executor);
     let mut self_tests = Vec::new();
     if !args.no_self_test {
@@ -93,7 +97,7 @@ pub fn run(args: DoctorArgs, console: &Console) -> anyhow::Result<()> {
 }
 
 impl CpuReport {
-    fn new(found: &CpuDescription) -> Self {
+    fn new(found: &CpuDescription, info: &ExecutorInfo) -> Self {
         let why = if std::env::var_os(ISA_VARIABLE).is_some() {
             format!("{ISA_VARIABLE} asks for it")
         } else if found.isa == Isa::Scalar {
@@ -106,6 +110,8 @@ impl CpuReport {
             instruction_set: found.isa.label(),
             supported: found.supported.iter().map(|isa| isa.label()).collect(),
             why,
+            kv_type: info.kv_type.name(),
+            numeric_route: info.route.clone(),
         }
     }
 }
@@ -196,6 +202,13 @@ fn print(diagnosis: &Diagnosis, out: &mut impl std::io::Write) -> std::io::Resul
     line("threads", diagnosis.cpu.threads.to_string())?;
     line("instruction set", format!("{}: {}", diagnosis.cpu.instruction_set, diagnosis.cpu.why))?;
     line("supported", diagnosis.cpu.supported.join(", "))?;
+    let CpuReport { kv_type, numeric_route, .. } = &diagnosis.cpu;
+    line(
+        "KV",
+        format!(
+            "{kv_type} bits a value unless --kv says 8; numeric route {numeric_route}, the same on a card"
+        ),
+    )?;
     line("cuda", diagnosis.cuda.describe())?;
     if let Some(compiler) = &diagnosis.cuda.compiler {
         line("", format!("kernels are compiled by {compiler}"))?;
