@@ -93,11 +93,18 @@ def main():
         browser.picture("3-answer")
 
         browser.script("document.getElementById('max').value = ''")
+        # This story must not be over before it is stopped.
+        browser.script(
+            "window.plainFetch = window.fetch; window.fetch = (to, how) => {"
+            " if (how && how.body && /completions/.test(to)) how = {...how, body: JSON.stringify({...JSON.parse(how.body), ignore_eos: true})};"
+            " return window.plainFetch(to, how); }"
+        )
         browser.type("#input", "Write a very long story.\ue007")
         browser.wait("streaming", f"{busy} && document.querySelectorAll('.assistant .text')[1].textContent.length + document.querySelectorAll('.assistant details div')[1].textContent.length > 10")
         browser.wait("a busy slot", "[...document.querySelectorAll('#slots li')].some(li => /reading|writing/.test(li.textContent))")
         browser.click("#stop")
         browser.wait("the stop", f"{done} && document.querySelectorAll('.assistant .meta')[1].textContent.includes('stopped')", 5)
+        browser.script("window.fetch = window.plainFetch")
         browser.wait("idle slots", "[...document.querySelectorAll('#slots li')].every(li => li.textContent.includes('idle'))", 10)
         browser.picture("4-stopped")
         # Saved, forgotten, and loaded again.
