@@ -17,7 +17,7 @@ use crate::{DraftBatch, ExecError, StepBatch, StepOutput, TowerImage, TowerInfo}
 pub enum KvType {
     /// 4 bytes; the scalar reference's default, for comparisons.
     F32,
-    /// 2 bytes; the scalar reference only. Values are clamped to the finite range when stored.
+    /// 2 bytes: the scalar reference, and the CPU for comparisons and its vision tower. Values are clamped to the finite range when stored.
     F16,
     /// Two int8 digits a value, an f32 scale a head and position, the default: [`crate::arith::attention`].
     Int16,

@@ -27,7 +27,7 @@ pub struct CpuOptions {
     pub isa: Option<Isa>,
     /// Most rows of a step.
     pub max_rows: usize,
-    /// Type of K and V: f16, or 16 or 8 bits in digits ([`muser_backend::arith::attention`]).
+    /// Type of K and V: 16 or 8 bits in digits ([`muser_backend::arith::attention`]), or f16 for comparisons.
     pub kv: KvType,
 }
 

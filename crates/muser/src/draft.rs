@@ -10,7 +10,7 @@ use muser_backend::{ExecError, Executor};
 use muser_gguf::GgufFile;
 use muser_model::{Draft, Model, ModelError};
 
-use crate::cli::DraftChoice;
+use crate::cli::CompanionChoice;
 use crate::model_file::{self, ModelSource};
 use crate::output::HintExt as _;
 
@@ -27,14 +27,14 @@ pub struct Attached {
 
 /// Finds the draft that `choice` means and attaches it. Called before the engine allocates its KV.
 pub fn attach(
-    choice: &DraftChoice,
+    choice: &CompanionChoice,
     source: &ModelSource,
     model: &Model,
     executor: &mut dyn Executor,
 ) -> Result<Attached> {
     match choice {
-        DraftChoice::Off => Ok(Attached::default()),
-        DraftChoice::File(path) => {
+        CompanionChoice::Off => Ok(Attached::default()),
+        CompanionChoice::File(path) => {
             let label = path.display().to_string();
             let draft = Draft::load(path).map_err(anyhow::Error::new).and_then(|draft| {
                 draft.check_target(model)?;
@@ -46,7 +46,7 @@ pub fn attach(
             )?;
             Ok(Attached { draft: Some(draft), label: Some(label), passed_over: Vec::new() })
         }
-        DraftChoice::Auto => Ok(attach_any(candidates(source), model, executor)),
+        CompanionChoice::Auto => Ok(attach_any(candidates(source), model, executor)),
     }
 }
 
@@ -109,7 +109,7 @@ mod tests {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models")
     }
 
-    fn try_attach(choice: &DraftChoice, source: &ModelSource) -> (Result<Attached>, bool) {
+    fn try_attach(choice: &CompanionChoice, source: &ModelSource) -> (Result<Attached>, bool) {
         let model = source.load().expect("the model loads");
         let mut executor = ReferenceExecutor::new(model.clone(), KvType::F32).expect("it runs everything");
         let outcome = attach(choice, source, &model, &mut executor);
@@ -120,10 +120,10 @@ mod tests {
     fn the_bundled_model_and_its_file_have_a_draft() {
         let file = ModelSource::File(models().join("muse-tiny-Q4_K_M.gguf"));
         for source in [ModelSource::Bundled, file] {
-            let (outcome, attached) = try_attach(&DraftChoice::Auto, &source);
+            let (outcome, attached) = try_attach(&CompanionChoice::Auto, &source);
             let outcome = outcome.expect("auto never fails");
             assert!(attached && outcome.label.is_some() && outcome.passed_over.is_empty(), "{outcome:?}");
-            assert!(!try_attach(&DraftChoice::Off, &source).1);
+            assert!(!try_attach(&CompanionChoice::Off, &source).1);
         }
     }
 
@@ -135,16 +135,16 @@ mod tests {
         let source = ModelSource::File(model.clone());
         let bad = folder.path().join("bad-dflash.gguf");
         std::fs::write(&bad, b"GGUF and nothing else").expect("written");
-        let (outcome, attached) = try_attach(&DraftChoice::Auto, &source);
+        let (outcome, attached) = try_attach(&CompanionChoice::Auto, &source);
         assert!(!attached && outcome.expect("auto never fails").passed_over.len() == 1);
         let good = folder.path().join("dflash-muse.gguf");
         std::fs::copy(models().join("muse-tiny-dflash-Q8_0.gguf"), &good).expect("a copy");
-        let (outcome, attached) = try_attach(&DraftChoice::Auto, &source);
+        let (outcome, attached) = try_attach(&CompanionChoice::Auto, &source);
         let outcome = outcome.expect("auto never fails");
         assert!(attached && outcome.label == Some(good.display().to_string()), "{outcome:?}");
         // A named file must be one: a model is no draft, and nothing is nothing.
         for path in [model, bad, folder.path().join("none.gguf")] {
-            let (outcome, attached) = try_attach(&DraftChoice::File(path.clone()), &source);
+            let (outcome, attached) = try_attach(&CompanionChoice::File(path.clone()), &source);
             let message = format!("{:#}", outcome.expect_err("it is no draft"));
             assert!(!attached && message.contains(&path.display().to_string()), "{message}");
         }

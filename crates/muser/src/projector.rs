@@ -11,7 +11,7 @@ use muser_backend::arith::vision::PositionRule;
 use muser_gguf::GgufFile;
 use muser_model::{ModelError, Projector};
 
-use crate::cli::{ProjectorArgs, ProjectorChoice};
+use crate::cli::{CompanionChoice, ProjectorArgs};
 use crate::model_file::{self, ModelSource, OpenFile};
 
 /// What became of the search.
@@ -27,13 +27,13 @@ pub struct Attached {
 pub fn attach(args: &ProjectorArgs, source: &ModelSource, executor: &mut dyn Executor) -> Attached {
     let rule = args.image_positions.into();
     match &args.mmproj {
-        ProjectorChoice::Off => Attached::default(),
-        ProjectorChoice::File(path) => {
+        CompanionChoice::Off => Attached::default(),
+        CompanionChoice::File(path) => {
             let label = path.display().to_string();
             let projector = Projector::load(path);
             take(projector, label, rule, executor)
         }
-        ProjectorChoice::Auto => match source {
+        CompanionChoice::Auto => match source {
             ModelSource::Bundled => match model_file::bundled_projector() {
                 Some(open) => {
                     let label = format!("{}-mmproj (bundled)", model_file::BUNDLED_NAME);
@@ -93,7 +93,7 @@ mod tests {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models")
     }
 
-    fn try_attach(choice: ProjectorChoice, source: &ModelSource) -> (Attached, bool) {
+    fn try_attach(choice: CompanionChoice, source: &ModelSource) -> (Attached, bool) {
         let model = source.load().expect("the model loads");
         let mut executor = ReferenceExecutor::new(model, KvType::F32).expect("it runs everything");
         let args =
@@ -106,9 +106,9 @@ mod tests {
     fn the_bundled_model_and_its_file_have_a_projector() {
         let file = ModelSource::File(models().join("muse-tiny-Q4_K_M.gguf"));
         for source in [ModelSource::Bundled, file] {
-            let (outcome, attached) = try_attach(ProjectorChoice::Auto, &source);
+            let (outcome, attached) = try_attach(CompanionChoice::Auto, &source);
             assert!(attached && outcome.label.is_some() && outcome.fault.is_none(), "{outcome:?}");
-            assert_eq!(try_attach(ProjectorChoice::Off, &source), (Attached::default(), false));
+            assert_eq!(try_attach(CompanionChoice::Off, &source), (Attached::default(), false));
         }
     }
 
@@ -118,24 +118,24 @@ mod tests {
         let model = folder.path().join("model.gguf");
         std::fs::copy(models().join("muse-tiny-Q4_K_M.gguf"), &model).expect("a copy");
         let source = ModelSource::File(model.clone());
-        assert_eq!(try_attach(ProjectorChoice::Auto, &source), (Attached::default(), false));
+        assert_eq!(try_attach(CompanionChoice::Auto, &source), (Attached::default(), false));
         let bad = folder.path().join("mmproj-bad.gguf");
         std::fs::write(&bad, b"GGUF and nothing else").expect("written");
-        for choice in [ProjectorChoice::Auto, ProjectorChoice::File(bad.clone())] {
+        for choice in [CompanionChoice::Auto, CompanionChoice::File(bad.clone())] {
             let (outcome, attached) = try_attach(choice, &source);
             let fault = outcome.fault.expect("said");
             assert!(!attached && fault.contains(&bad.display().to_string()), "{fault}");
         }
         // A model is no projector, and nothing is nothing.
         for path in [model, folder.path().join("none.gguf")] {
-            let (outcome, attached) = try_attach(ProjectorChoice::File(path.clone()), &source);
+            let (outcome, attached) = try_attach(CompanionChoice::File(path.clone()), &source);
             assert!(
                 !attached && outcome.fault.is_some_and(|fault| fault.contains(&path.display().to_string()))
             );
         }
         let good = folder.path().join("mmproj-muse.gguf");
         std::fs::copy(models().join("mmproj-muse-tiny-Q8_0.gguf"), &good).expect("a copy");
-        let (outcome, attached) = try_attach(ProjectorChoice::Auto, &source);
+        let (outcome, attached) = try_attach(CompanionChoice::Auto, &source);
         assert!(attached && outcome.label == Some(good.display().to_string()), "{outcome:?}");
     }
 }

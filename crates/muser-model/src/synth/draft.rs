@@ -6,7 +6,7 @@
 use muser_gguf::{GgmlType, GgufHeader, GgufWriter, Value};
 
 use super::fill::Fill;
-use super::{Mix, Planned};
+use super::{Mix, Planned, with_tensors};
 use crate::{DFLASH_ARCHITECTURE, DflashConfig, ModelError};
 
 pub(super) fn lay_out(
@@ -16,11 +16,7 @@ pub(super) fn lay_out(
 ) -> Result<(GgufHeader, Vec<Planned>), ModelError> {
     let mut writer = GgufWriter::new();
     metadata(&mut writer, config, mix, seed)?;
-    let tensors = tensors(config, mix);
-    for tensor in &tensors {
-        writer.tensor(&tensor.name, &tensor.dims, tensor.ty)?;
-    }
-    Ok((writer.finish(), tensors))
+    with_tensors(writer, tensors(config, mix))
 }
 
 fn metadata(writer: &mut GgufWriter, c: &DflashConfig, mix: Mix, seed: u64) -> Result<(), ModelError> {

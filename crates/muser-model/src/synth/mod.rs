@@ -157,6 +157,14 @@ fn lay_out(options: &SynthOptions) -> Result<(GgufHeader, Vec<Planned>), ModelEr
     let mut writer = GgufWriter::new();
     plan::metadata(&mut writer, &geometry, options)?;
     vocabulary.write(&mut writer)?;
+    with_tensors(writer, tensors)
+}
+
+/// The header of a file whose metadata is written, and its tensors.
+fn with_tensors(
+    mut writer: GgufWriter,
+    tensors: Vec<Planned>,
+) -> Result<(GgufHeader, Vec<Planned>), ModelError> {
     for tensor in &tensors {
         writer.tensor(&tensor.name, &tensor.dims, tensor.ty)?;
     }

@@ -1,11 +1,9 @@
 //! Arguments about draft models, shared by the commands that write text.
 
-use std::convert::Infallible;
-use std::path::PathBuf;
-use std::str::FromStr;
-
 use clap::{Args, ValueEnum};
 use muser_engine::{DraftLength, DraftSampling};
+
+use super::CompanionChoice;
 
 /// Which draft model, and how much it proposes.
 #[derive(Clone, Debug, Args)]
@@ -13,36 +11,13 @@ use muser_engine::{DraftLength, DraftSampling};
 pub struct DraftArgs {
     /// Draft model (DFlash, GGUF) that proposes tokens: auto takes one that lies beside the model and fits it, off none
     #[arg(long, value_name = "auto|off|PATH", default_value = "auto")]
-    pub draft: DraftChoice,
+    pub draft: CompanionChoice,
     /// Proposals in a round; auto: as many as pay by what is measured, none where none do
     #[arg(long, value_name = "auto|N", default_value = "auto", value_parser = length)]
     pub draft_len: DraftLength,
     /// How proposals for sampled text are verified
     #[arg(long, value_name = "HOW", default_value = "exact")]
     pub draft_sampling: SamplingChoice,
-}
-
-/// Where a draft comes from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DraftChoice {
-    /// One that lies beside the model, if any.
-    Auto,
-    /// None.
-    Off,
-    /// This file.
-    File(PathBuf),
-}
-
-impl FromStr for DraftChoice {
-    type Err = Infallible;
-
-    fn from_str(text: &str) -> Result<Self, Infallible> {
-        Ok(match text {
-            "auto" => Self::Auto,
-            "off" => Self::Off,
-            path => Self::File(path.into()),
-        })
-    }
 }
 
 /// How proposals for sampled text are verified. Greedy text is the same with both.

@@ -4,7 +4,7 @@ use clap::{Args, ValueEnum};
 
 use muser_engine::DraftLength;
 
-use super::{DraftChoice, ModelArgs};
+use super::{CompanionChoice, ModelArgs};
 
 /// Arguments of `muser bench`.
 #[derive(Clone, Debug, Args)]
@@ -29,7 +29,7 @@ pub struct BenchArgs {
     pub reps: u32,
     /// Compare decoding with and without this draft (DFlash) on twenty short texts: auto, off or a file
     #[arg(long, value_name = "auto|off|PATH", default_value = "off")]
-    pub draft: DraftChoice,
+    pub draft: CompanionChoice,
     /// Proposals in a round of that comparison; auto: as many as pay
     #[arg(long, value_name = "auto|N", default_value = "auto", value_parser = super::draft::length)]
     pub draft_len: DraftLength,

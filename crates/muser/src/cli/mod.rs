@@ -1,6 +1,7 @@
 //! The command line as data: every command, flag and help text. Help, usage errors and `docs/cli.md` are generated from
 //! these definitions; `src/commands` never reads an argument that is not declared here.
 
+mod companion;
 mod draft;
 mod generation;
 mod measure;
@@ -15,7 +16,8 @@ mod tools;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
-pub use draft::{DraftArgs, DraftChoice};
+pub use companion::CompanionChoice;
+pub use draft::DraftArgs;
 pub use generation::{
     BackendChoice, ChatArgs, KvChoice, ModelArgs, PrefillChoice, ReasoningChoice, RunArgs, SamplingArgs,
 };
@@ -27,7 +29,7 @@ pub use pack::{
 pub use pack_store::PackStoreArgs;
 #[cfg(test)]
 pub use projector::PositionChoice;
-pub use projector::{ProjectorArgs, ProjectorChoice};
+pub use projector::ProjectorArgs;
 pub use serve::ServeArgs;
 pub use store::{ModelsArgs, PullArgs};
 pub use tools::{DetokenizeArgs, DoctorArgs, InspectArgs, LogitsArgs, SynthArgs, TokenizeArgs};

@@ -1,11 +1,9 @@
 //! Arguments about pictures, shared by the commands that write text.
 
-use std::convert::Infallible;
-use std::path::PathBuf;
-use std::str::FromStr;
-
 use clap::{Args, ValueEnum};
 use muser_backend::arith::vision::PositionRule;
+
+use super::CompanionChoice;
 
 /// What the model sees with.
 #[derive(Clone, Debug, Args)]
@@ -13,36 +11,13 @@ use muser_backend::arith::vision::PositionRule;
 pub struct ProjectorArgs {
     /// Vision projector (mmproj, GGUF): auto takes one that lies beside the model and fits it, off none
     #[arg(long, value_name = "auto|off|PATH", default_value = "auto")]
-    pub mmproj: ProjectorChoice,
+    pub mmproj: CompanionChoice,
     /// Most tokens that one image becomes: fewer are faster and show less
     #[arg(long, value_name = "TOKENS", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub image_max_tokens: u32,
     /// How the position table is read for images that are not square
     #[arg(long, value_name = "RULE", default_value = "raster", hide_short_help = true)]
     pub image_positions: PositionChoice,
-}
-
-/// Where a projector comes from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ProjectorChoice {
-    /// One that lies beside the model, if any.
-    Auto,
-    /// None.
-    Off,
-    /// This file.
-    File(PathBuf),
-}
-
-impl FromStr for ProjectorChoice {
-    type Err = Infallible;
-
-    fn from_str(text: &str) -> Result<Self, Infallible> {
-        Ok(match text {
-            "auto" => Self::Auto,
-            "off" => Self::Off,
-            path => Self::File(path.into()),
-        })
-    }
 }
 
 /// How the position table is read for images that are not square.

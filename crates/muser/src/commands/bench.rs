@@ -29,7 +29,7 @@ use self::plan::Test;
 use self::report::{Rep, Report, TestResult};
 use self::stats::{median, round, spread};
 use self::subject::Subject;
-use crate::cli::{BackendChoice, BenchArgs, DraftChoice, RepackChoice};
+use crate::cli::{BackendChoice, BenchArgs, CompanionChoice, RepackChoice};
 use crate::env_vars;
 use crate::model_file::ModelSource;
 use crate::output::{Console, Progress, usage_error};
@@ -153,7 +153,7 @@ fn measure(args: &BenchArgs, source: &ModelSource, console: &Console) -> Result<
     let compare = command.map(|command| Comparison::new(command, &results, rounds));
     // The model that was measured so far makes room for the two that are compared.
     drop(subject);
-    let drafting = if args.draft == DraftChoice::Off && args.draft_accept.is_none() {
+    let drafting = if args.draft == CompanionChoice::Off && args.draft_accept.is_none() {
         None
     } else {
         let (drafting, lines) = drafting::compare(args, source, console)?;

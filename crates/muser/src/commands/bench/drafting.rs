@@ -21,7 +21,7 @@ use serde::Serialize;
 use super::noise::Counters;
 use super::report::{Rep, TestResult};
 use super::stats::{median, round, spread};
-use crate::cli::{BenchArgs, DraftChoice};
+use crate::cli::{BenchArgs, CompanionChoice};
 use crate::model_file::ModelSource;
 use crate::output::{Console, Progress, usage_error};
 use crate::{draft, executor};
@@ -301,7 +301,7 @@ fn drafted_engine(
     let mut inner = executor::build(model.clone(), &args.model, console)?;
     // With a stand-in, off means that nobody named one: auto.
     let choice = match (&args.draft, args.draft_accept) {
-        (DraftChoice::Off, Some(_)) => &DraftChoice::Auto,
+        (CompanionChoice::Off, Some(_)) => &CompanionChoice::Auto,
         (choice, _) => choice,
     };
     let attached = draft::attach(choice, source, model, inner.as_mut())?;

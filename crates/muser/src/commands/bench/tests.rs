@@ -20,7 +20,7 @@ fn tiny() -> (tempfile::TempDir, ModelSource, BenchArgs) {
         depth: vec![0, 300],
         rows: vec![2],
         draft_rows: vec![4],
-        draft: DraftChoice::Off,
+        draft: CompanionChoice::Off,
         draft_len: muser_engine::DraftLength::Auto,
         draft_accept: None,
         reps: 2,
@@ -140,7 +140,7 @@ fn a_stand_in_is_compared_and_called_synthetic() {
     // Nobody named a draft, and none lies beside the model.
     let message = measure(&args, &source, &console()).unwrap_err().to_string();
     assert!(message.contains("--draft"), "{message}");
-    args.draft = DraftChoice::File(draft);
+    args.draft = CompanionChoice::File(draft);
     args.draft_len = muser_engine::DraftLength::Fixed(2);
     args.gen_tokens = 60;
     let report = measure(&args, &source, &console()).unwrap();
