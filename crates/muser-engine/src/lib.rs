@@ -18,7 +18,7 @@ mod handle;
 mod host_tier;
 mod image;
 mod metrics;
-mod pace;
+mod planner;
 mod prefix;
 mod request;
 pub mod sampler;

@@ -2,8 +2,8 @@
 //!
 //! - **Slots** go by priority, then age. A request gets one when memory for its prompt and its next tokens is there
 //!   after what the running ones have been promised; nobody overtakes it meanwhile, so a large request is not starved.
-//! - **Rows**: first one for every decoding sequence (plus its drafts), then prefill rows up to the budget, divided
-//!   evenly among the sequences that read prompts.
+//! - **Rows**: how many each sequence gets is the planner's decision ([`crate::planner`]); whether its reader and memory
+//!   let it have them is decided here.
 //! - **Memory**: a sequence that cannot get its next block takes one from the last in rank, which goes back to the queue
 //!   and later reads again what it has lost (mostly from the prefix cache). Rows are pure functions of the prefix, so
 //!   nobody sees a difference but in time.
@@ -20,7 +20,7 @@ use muser_kv::{BLOCK_LEN, BlockCopy, BlockId, CacheScope, Evicted, HostKey, KvCa
 use crate::{
     FinishReason, RequestError, RestoreFailure,
     host_tier::HostTier,
-    pace::Pace,
+    planner::{self, Candidate, Candidates, Pace, RowLimits, Work},
     prefix::{Begun, External, Fetching, Holds},
     sequence::Sequence,
 };
@@ -131,8 +131,8 @@ pub(crate) struct Scheduler {
     /// In order of rank.
     pub(crate) waiting: VecDeque<Sequence>,
     pub(crate) config: SchedulerConfig,
-    /// Where the remainder of an uneven division of prefill rows begins.
-    rotation: usize,
+    /// Whose turn it is at the front of those that read prompts.
+    turn: usize,
     blocked: Option<Blocked>,
     pub(crate) pace: Pace,
     pub(crate) host: HostTier,
@@ -150,7 +150,7 @@ impl Scheduler {
             slots: (0..config.parallel).map(|_| None).collect(),
             waiting: VecDeque::new(),
             config,
-            rotation: 0,
+            turn: 0,
             blocked: None,
             pace: Pace::default(),
             host,
@@ -207,8 +207,7 @@ impl Scheduler {
         for sequence in self.slots.iter().flatten() {
             sequence.task.planned_events.store(0, Ordering::Relaxed);
         }
-        self.plan_decode(now, plan);
-        self.plan_prefill(now, plan);
+        self.plan_rows(now, plan);
         self.guard_against_stall(plan);
     }
 
@@ -419,100 +418,109 @@ impl Scheduler {
         plan.moves.extend(self.kv.take_evicted().map(BlockMove::Spill));
     }
 
-    fn plan_decode(&mut self, now: Duration, plan: &mut StepPlan) {
-        let mut left = self.config.max_rows;
-        let timeout = self.config.slow_reader_timeout;
-        for slot in self.slots_by_rank(Sequence::is_decoding) {
+    /// Gives out the rows of the step.
+    fn plan_rows(&mut self, now: Duration, plan: &mut StepPlan) {
+        let mut rest = self.candidates();
+        planner::sort(&mut rest, self.turn);
+        self.turn = self.turn.wrapping_add(1);
+        let limits = self.row_limits();
+        let mut given = planner::Given::default();
+        while !rest.is_empty() {
+            let rows = planner::divide(&rest, given, limits);
+            let mut served = 0;
+            for (candidate, &rows) in rest.iter().zip(&rows) {
+                let got = if rows > 0 { self.give_rows(candidate, rows, now, plan) } else { 0 };
+                given.note(candidate, got);
+                served += 1;
+                if got < rows {
+                    break;
+                }
+            }
+            rest.drain(..served);
+            // Whoever had to leave for the memory of others wants no rows.
+            rest.retain(|candidate| self.slots[candidate.slot].is_some());
+        }
+    }
+
+    fn row_limits(&self) -> RowLimits {
+        let config = &self.config;
+        let fetching = self.running().any(|sequence| sequence.restoring.is_some());
+        let alone = if fetching { FETCHING_STEP.min(config.prefill_step) } else { config.prefill_step };
+        RowLimits {
+            most: config.max_rows,
+            mixed: self.pace.rows_within(config.mixed_step, config.mixed_rows),
+            prefill: self.pace.rows_within(alone, config.prefill_rows),
+        }
+    }
+
+    /// What everybody could compute, in order of rank.
+    fn candidates(&mut self) -> Candidates {
+        let mut candidates = Candidates::new();
+        for slot in self.slots_by_rank() {
             let Some(sequence) = &mut self.slots[slot] else { continue };
-            if left == 0 {
-                return;
-            }
-            if sequence.awaits_mask && !sequence.mask_is_ready(Duration::ZERO) {
+            if sequence.restoring.is_some() || sequence.awaits_mask && !sequence.mask_is_ready(Duration::ZERO)
+            {
                 continue;
             }
-            // A draft beyond the limits would be computed for nothing.
-            let tokens = sequence.task.max_tokens.saturating_sub(sequence.generated).max(1) as usize;
-            let positions = self.config.most_positions.saturating_sub(sequence.tokens.len()).max(1);
-            // Nor is one more than its reader has room for a reason to pause.
-            let room = sequence.task.room().saturating_sub(2);
-            let drafts = sequence.drafts.len().min(tokens - 1).min(positions - 1).min(left - 1).min(room);
-            if !pause_unless(sequence, drafts as u32 + 2, now, timeout, plan) {
-                continue;
+            let depth = sequence.computed();
+            let work = if sequence.is_decoding() {
+                // A draft beyond the limits would be computed for nothing.
+                let tokens = sequence.task.max_tokens.saturating_sub(sequence.generated).max(1) as usize;
+                let positions = self.config.most_positions.saturating_sub(sequence.tokens.len()).max(1);
+                Work::Decode { proposals: sequence.drafts.len().min(tokens - 1).min(positions - 1) }
+            } else {
+                let mut rows = sequence.tokens.len() - depth;
+                if sequence.prompt_rows_from().is_some() {
+                    rows = rows.min(self.config.logit_rows);
+                }
+                // Rows of a picture that are not there yet: others go on meanwhile.
+                Work::Prefill { ready: sequence.ready_until(depth + rows).saturating_sub(depth) }
+            };
+            if work != (Work::Prefill { ready: 0 }) {
+                candidates.push(Candidate { slot, depth, work });
             }
-            let end = sequence.tokens.len() + drafts;
-            if !self.reserve(slot, end, plan) {
-                continue;
+        }
+        candidates
+    }
+
+    /// Puts rows of a sequence into the step, as far as its reader and memory let it; answers how many.
+    fn give_rows(&mut self, candidate: &Candidate, rows: usize, now: Duration, plan: &mut StepPlan) -> usize {
+        let slot = candidate.slot;
+        let Some(sequence) = &mut self.slots[slot] else { return 0 };
+        let timeout = self.config.slow_reader_timeout;
+        let start = candidate.depth;
+        if matches!(candidate.work, Work::Decode { .. }) {
+            // A proposal more than its reader has room for is no reason to pause.
+            let drafts = (rows - 1).min(sequence.task.room().saturating_sub(2));
+            let paused = !pause_unless(sequence, drafts as u32 + 2, now, timeout, plan);
+            if paused || !self.reserve(slot, start + 1 + drafts, plan) {
+                return 0;
             }
-            let start = end - drafts - 1;
             plan.items.push(PlanItem { slot, start, rows: 1, drafts, to_end: true });
-            left -= 1 + drafts;
+            return 1 + drafts;
         }
-    }
-
-    fn plan_prefill(&mut self, now: Duration, plan: &mut StepPlan) {
-        let used: usize = plan.items.iter().map(|item| item.rows + item.drafts).sum();
-        let budget = if used > 0 {
-            self.pace.rows_within(self.config.mixed_step, self.config.mixed_rows).max(used + 1)
-        } else {
-            let fetching = self.running().any(|sequence| sequence.restoring.is_some());
-            let step = if fetching { FETCHING_STEP } else { self.config.prefill_step };
-            self.pace.rows_within(step.min(self.config.prefill_step), self.config.prefill_rows)
-        };
-        let mut left = budget.min(self.config.max_rows).saturating_sub(used);
-        let timeout = self.config.slow_reader_timeout;
-        let mut slots =
-            self.slots_by_rank(|sequence| !sequence.is_decoding() && sequence.restoring.is_none());
-        let n = slots.len();
-        if n == 0 {
-            return;
+        let pending = sequence.tokens.len() - start;
+        let mut rows = rows;
+        // The last rows of a prompt bring events: a start, a token, perhaps a shift and an embedding, or what is known
+        // of the prompt.
+        if rows == pending && !pause_unless(sequence, 4, now, timeout, plan) {
+            rows -= 1;
         }
-        // When there are fewer rows than sequences, or they do not divide, each takes its turn at the front.
-        slots.rotate_left(self.rotation % n);
-        self.rotation = self.rotation.wrapping_add(1);
-        for (i, slot) in slots.iter().copied().enumerate() {
-            let Some(sequence) = &mut self.slots[slot] else { continue };
-            if sequence.awaits_mask && !sequence.mask_is_ready(Duration::ZERO) {
-                continue;
-            }
-            let start = sequence.computed();
-            let pending = sequence.tokens.len() - start;
-            let share = left.div_ceil(n - i);
-            let mut rows = pending.min(share);
-            if sequence.prompt_rows_from().is_some() {
-                rows = rows.min(self.config.logit_rows);
-            }
-            // Rows of a picture that are not there yet: others go on meanwhile.
-            rows = sequence.ready_until(start + rows).saturating_sub(start);
-            if rows == 0 {
-                continue;
-            }
-            // The last rows of a prompt bring events: a start, a token, perhaps a shift and an embedding, or what is known
-            // of the prompt.
-            if rows == pending && !pause_unless(sequence, 4, now, timeout, plan) {
-                if pending == 1 {
-                    continue;
-                }
-                rows -= 1;
-            }
-            if !self.reserve(slot, start + rows, plan) {
-                let Some(kv) = self.slots[slot].as_ref().and_then(|sequence| sequence.kv.as_ref()) else {
-                    continue;
-                };
-                rows = kv.reserved().saturating_sub(start).min(rows);
-                if rows == 0 {
-                    continue;
-                }
-            }
+        if rows > 0 && !self.reserve(slot, start + rows, plan) {
+            let kv = self.slots[slot].as_ref().and_then(|sequence| sequence.kv.as_ref());
+            rows = kv.map_or(0, |kv| kv.reserved().saturating_sub(start).min(rows));
+        }
+        if rows > 0 {
             plan.items.push(PlanItem { slot, start, rows, drafts: 0, to_end: rows == pending });
-            left -= rows;
         }
+        rows
     }
 
-    /// Slots of the running sequences for which `wanted` holds, first in rank first.
-    fn slots_by_rank(&self, wanted: impl Fn(&Sequence) -> bool) -> smallvec::SmallVec<[usize; 16]> {
+    /// Slots of the running sequences, first in rank first.
+    fn slots_by_rank(&self) -> smallvec::SmallVec<[usize; 16]> {
         let rank = |slot: usize| self.slots[slot].as_ref().map(Sequence::rank);
         let mut slots: smallvec::SmallVec<[usize; 16]> =
-            (0..self.slots.len()).filter(|&slot| self.slots[slot].as_ref().is_some_and(&wanted)).collect();
+            (0..self.slots.len()).filter(|&slot| self.slots[slot].is_some()).collect();
         slots.sort_unstable_by_key(|&slot| rank(slot));
         slots
     }
