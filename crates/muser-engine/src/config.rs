@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::sampler::DraftSampling;
+use crate::{EngineError, sampler::DraftSampling};
 
 /// How many tokens a draft proposes for a sequence in a round.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -88,5 +88,25 @@ impl Default for EngineConfig {
             restore_stall: Duration::from_secs(2),
             identity: Vec::new(),
         }
+    }
+}
+
+impl EngineConfig {
+    /// Is everything possible, for sequences of `context` positions in steps of `max_rows` rows?
+    pub(crate) fn check(&self, context: usize, max_rows: usize) -> Result<(), EngineError> {
+        let check = |key: &'static str, value: usize, expected: &str, good: bool| {
+            if good {
+                Ok(())
+            } else {
+                Err(EngineError::Config { key, expected: expected.into(), found: value.to_string() })
+            }
+        };
+        check("parallel", self.parallel, "1 to 16", (1..=16).contains(&self.parallel))?;
+        check("context", context, "at least 2", context >= 2)?;
+        check("prefill_rows", self.prefill_rows, "at least 1", self.prefill_rows >= 1)?;
+        check("mixed_rows", self.mixed_rows, "at least 1", self.mixed_rows >= 1)?;
+        check("event_ring", self.event_ring, "at least 1", self.event_ring >= 1)?;
+        let rows_for_all = max_rows >= self.parallel;
+        check("parallel", self.parallel, "at most the rows of a step on this device", rows_for_all)
     }
 }

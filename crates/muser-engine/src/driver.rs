@@ -1,32 +1,41 @@
 //! The engine thread's state and one turn of its loop: inbox, plan, step, events, figures.
 //!
 //! A turn takes the time from a clock that tests replace, and drives the executor it was given. While sequences only
-//! decode, a turn allocates nothing and takes no lock.
+//! decode, a turn allocates nothing and takes no lock. The driver composes parts that do not know it: what the scheduler
+//! plans, the stepper, the draft, the tower and the transfers carry out, and what ends is ended here.
 
 use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, atomic::Ordering},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use muser_backend::{
-    Executor, ExecutorInfo, KvCapacity, KvType, Row, RowInput, RowWants, StepBatch, StepOutput,
-};
-use muser_kv::{BlockId, CacheConfig, GroupStats, KvCache};
+use muser_backend::{ExecError, Executor, KvType};
+use muser_kv::{CacheConfig, KvCache};
 use muser_model::Geometry;
 
 use crate::{
-    EngineConfig, EngineError, Event, Limits, MOST_PROPOSALS, SlotView, TokenMask, capacity,
-    draft::DraftRounds,
-    handle::Shared,
-    host_tier::HostTier,
+    EngineConfig, EngineError, Limits, PrefixSource, RequestError, capacity,
+    draft::{DraftRounds, RoundLimits},
+    error::panic_text,
+    figures,
     image::Images,
+    memory::{BlockMove, HostTier, Memory, MemoryConfig},
     metrics::Metrics,
-    prefix::{Door, Source},
-    sampler::Sampler,
-    scheduler::{End, Scheduler, SchedulerConfig, StepPlan},
-    sequence::Sequence,
-    task::Job,
+    plan::StepPlan,
+    prefix::{Transfers, begin_fetches},
+    sampler::Tools,
+    scheduler::{Scheduler, SchedulerConfig},
+    sequence::{End, Sequence, Wait},
+    shared::{Clock, Env, Shared},
+    step::{After, Parts, Stepper, decodes_only},
 };
+
+/// How long an engine that has nothing else to do waits for a mask before it looks around again.
+const MASK_LOOK: Duration = Duration::from_millis(1);
+
+/// Most logits that a step asks for on behalf of a prompt whose tokens' log-probabilities are wanted: 64 MiB.
+const LOGITS_AT_ONCE: usize = 16 << 20;
 
 /// What a turn of the loop did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,32 +52,18 @@ pub(crate) enum Turn {
 }
 
 pub(crate) struct Driver {
-    pub(crate) executor: Box<dyn Executor>,
+    executor: Box<dyn Executor>,
     pub(crate) scheduler: Scheduler,
-    pub(crate) plan: StepPlan,
-    pub(crate) batch: StepBatch,
-    pub(crate) out: StepOutput,
-    pub(crate) sampler: Sampler,
-    pub(crate) mask: TokenMask,
-    /// How long masks are waited for, since the engine's start.
-    pub(crate) masks_by: Duration,
-    /// Bytes of a block on its way from one place to another.
-    pub(crate) copy_buffer: Vec<u8>,
+    plan: StepPlan,
+    pub(crate) stepper: Stepper,
     pub(crate) draft: DraftRounds,
-    pub(crate) images: Images,
-    pub(crate) hidden: usize,
-    pub(crate) vocab: usize,
-    /// How many of a row's largest logits the executor can tell by themselves.
-    pub(crate) most_candidates: usize,
-    pub(crate) most_positions: usize,
-    pub(crate) shared: Arc<Shared>,
-    pub(crate) clock: Box<dyn Fn() -> Duration + Send>,
-    pub(crate) source: Source,
-    pub(crate) source_timeout: Duration,
-    pub(crate) door: Arc<Door>,
+    tools: Tools,
+    images: Images,
+    transfers: Transfers,
+    shared: Arc<Shared>,
+    clock: Clock,
     /// How long the last step took.
-    pub(crate) last_step: Duration,
-    block_bytes: (u64, u64),
+    last_step: Duration,
 }
 
 impl Driver {
@@ -80,7 +75,7 @@ impl Driver {
     ) -> Result<Self, EngineError> {
         let info = executor.info().clone();
         let context = config.context.unwrap_or(geometry.context).min(geometry.context);
-        check_config(config, context, info.max_rows)?;
+        config.check(context, info.max_rows)?;
         // A draft may look further back than the target; its state lies in the sliding blocks too.
         let mut reach = geometry.clone();
         reach.window = reach.window.max(info.draft.map_or(0, |draft| draft.window));
@@ -94,7 +89,7 @@ impl Driver {
             min_copy: config.min_copy_tokens,
             identity: identity(config, &info.route, info.kv_type),
         });
-        let block_bytes = (info.full_block_bytes as u64, info.sliding_block_bytes as u64);
+        let bytes = |count: u32, bytes: usize| u64::from(count) * bytes as u64;
         let limits = Limits {
             parallel: config.parallel,
             context,
@@ -103,54 +98,49 @@ impl Driver {
             tower: executor.tower().cloned(),
             full_blocks: blocks.full as usize,
             sliding_blocks: blocks.sliding as usize,
-            kv_bytes: u64::from(blocks.full) * block_bytes.0 + u64::from(blocks.sliding) * block_bytes.1,
+            kv_bytes: bytes(blocks.full, info.full_block_bytes)
+                + bytes(blocks.sliding, info.sliding_block_bytes),
             max_in_flight: config.parallel + config.max_waiting,
             event_ring: config.event_ring,
         };
-        let most_positions = context.min(blocks.full as usize * muser_kv::BLOCK_LEN);
-        let scheduler = Scheduler::new(
+        let sliding_per_sequence = capacity::sliding_per_sequence(&reach, config);
+        let memory = Memory::new(
             kv,
             HostTier::new(config.host_bytes),
+            MemoryConfig {
+                most_positions: context.min(blocks.full as usize * muser_kv::BLOCK_LEN),
+                max_rows: info.max_rows,
+                sliding_per_sequence,
+                lookahead: muser_kv::BLOCK_LEN,
+            },
+        );
+        let scheduler = Scheduler::new(
+            memory,
             SchedulerConfig {
                 parallel: config.parallel,
-                most_positions,
                 prefill_rows: config.prefill_rows,
                 mixed_rows: config.mixed_rows,
                 prefill_step: config.prefill_step,
                 mixed_step: config.mixed_step,
-                max_rows: info.max_rows,
                 logit_rows: (LOGITS_AT_ONCE / geometry.vocab.max(1)).max(1),
-                sliding_per_sequence: capacity::sliding_per_sequence(&reach, config),
                 slow_reader_timeout: config.slow_reader_timeout,
                 restore_stall: config.restore_stall,
-                lookahead: muser_kv::BLOCK_LEN,
             },
         );
         let driver = Self {
-            most_candidates: executor.most_candidates(),
+            stepper: Stepper::new(executor.as_ref(), config.parallel, geometry.hidden, blocks),
             executor,
             scheduler,
             plan: StepPlan::default(),
-            batch: roomy_batch(config.parallel, info.max_rows, blocks),
-            out: roomy_output(&info, config.parallel),
-            sampler: Sampler::new(),
-            mask: TokenMask::new(geometry.vocab),
-            masks_by: Duration::ZERO,
-            copy_buffer: Vec::new(),
-            draft: DraftRounds::new(&info, config, capacity::sliding_per_sequence(&reach, config)),
-            images: Images::new(config.image_cache_bytes),
-            hidden: geometry.hidden,
-            vocab: geometry.vocab,
-            most_positions,
+            draft: DraftRounds::new(&info, config, sliding_per_sequence),
+            tools: Tools::new(geometry.vocab),
+            images: Images::new(config.image_cache_bytes, geometry.hidden),
+            transfers: Transfers::new(None, config.source_timeout),
             shared: Arc::new(Shared::new(limits, info, config.queue_timeout)),
             clock: Box::new(|| Duration::ZERO),
-            source: None,
-            source_timeout: config.source_timeout,
-            door: Arc::new(Door::new()),
             last_step: Duration::ZERO,
-            block_bytes,
         };
-        driver.publish_figures();
+        figures::publish(&driver.scheduler, &driver.shared);
         Ok(driver)
     }
 
@@ -158,160 +148,229 @@ impl Driver {
         &self.shared
     }
 
-    pub(crate) fn set_clock(&mut self, clock: Box<dyn Fn() -> Duration + Send>) {
+    pub(crate) fn set_clock(&mut self, clock: Clock) {
         self.clock = clock;
     }
 
-    pub(crate) fn now(&self) -> Duration {
+    pub(crate) fn set_source(&mut self, source: Option<Box<dyn PrefixSource>>) {
+        self.transfers.set_source(source);
+    }
+
+    fn now(&self) -> Duration {
         (self.clock)()
     }
 
     pub(crate) fn turn(&mut self) -> Turn {
         let now = self.now();
-        while let Some(job) = self.shared.inbox.pop() {
-            self.take_in(job);
-        }
-        let mut worked = self.do_cache_work();
-        worked |= self.move_prefixes();
-        self.offer_prompts();
-        self.draft_round();
+        self.empty_inbox();
+        let worked = self.work_between_steps();
         let stopping = self.shared.stopping.load(Ordering::SeqCst);
         self.scheduler.plan(now, stopping >= 2, &mut self.plan);
-        Metrics::add(&self.shared.metrics.preemptions, self.plan.preempted);
-        self.note_restores();
-        while let Some((sequence, end)) = self.plan.ended.pop() {
-            self.end(&sequence, &end, now);
-        }
-        let works = !self.plan.items.is_empty() || !self.plan.moves.is_empty();
+        self.note_plan(now);
+        let steps = self.plan.has_step();
         // A block that is spilled to host memory must be so before somebody else writes into it.
         if self.plan.moves.is_empty() {
-            self.begin_fetches();
+            begin_fetches(self.executor.as_mut(), &mut self.plan.fetches);
         }
-        if works {
+        if steps {
             self.run_step();
         }
-        worked |= self.work_on_images(works);
-        self.begin_fetches();
-        self.publish_figures();
-        if works || worked || self.plan.changed || self.plan.preempted > 0 {
-            Turn::Worked
-        } else if let Some(waiting) = self.scheduler.slots.iter_mut().flatten().find(|s| s.awaits_mask) {
+        let encoded = self.work_on_images(steps);
+        begin_fetches(self.executor.as_mut(), &mut self.plan.fetches);
+        figures::publish(&self.scheduler, &self.shared);
+        if steps || worked || encoded || self.plan.changed || self.plan.preempted > 0 {
+            return Turn::Worked;
+        }
+        let mut running = self.scheduler.slots.running_mut();
+        if let Some(waiting) = running.find(|sequence| sequence.wait == Wait::Mask) {
             // Nobody else has anything to do; new requests are looked for meanwhile.
             waiting.mask_is_ready(MASK_LOOK);
-            Turn::Worked
-        } else if stopping > 0 && self.scheduler.is_empty() && self.shared.inbox.is_empty() {
+            return Turn::Worked;
+        }
+        drop(running);
+        if stopping > 0 && self.scheduler.is_empty() && self.shared.inbox.is_empty() {
             Turn::Stopped
         } else {
             Turn::Idle { until: self.plan.wake_at }
         }
     }
 
-    fn take_in(&mut self, mut job: Job) {
-        for (index, choice) in std::mem::take(&mut job.choices).into_iter().enumerate() {
-            let index = index as u32;
-            let mut sequence =
-                Sequence::new(&job, index, choice, self.most_positions, self.vocab, self.hidden);
-            if sequence.tokens.len() >= self.most_positions
-                && let Some(dropped) = sequence.shift(self.most_positions)
-            {
-                job.task.ring.send(Event::Shifted { index, dropped_tokens: dropped as u32 });
+    /// Takes in the requests that have come.
+    fn empty_inbox(&mut self) {
+        let env = Env { clock: &*self.clock, metrics: &self.shared.metrics };
+        let (vocab, hidden) = (self.shared.limits.vocab, self.shared.limits.hidden);
+        let most_positions = self.scheduler.memory.config.most_positions;
+        loop {
+            let job = self.shared.inbox.pop();
+            // After the look at the inbox: who comes after a wish to forget finds that it was granted.
+            if self.shared.is_to_forget() {
+                self.scheduler.memory.forget();
             }
-            if index == 0 {
-                self.ask_source(&mut sequence);
+            let Some(mut job) = job else { return };
+            for (index, choice) in std::mem::take(&mut job.choices).into_iter().enumerate() {
+                let mut sequence = Sequence::new(&job, index as u32, choice, most_positions, vocab, hidden);
+                if sequence.text.len() >= most_positions {
+                    sequence.shift(most_positions);
+                }
+                if index == 0 {
+                    self.transfers.ask(&mut sequence, &self.scheduler.memory, env);
+                }
+                self.scheduler.enqueue(sequence);
             }
-            self.scheduler.enqueue(sequence);
+            Metrics::add(&env.metrics.prompt_tokens, u64::from(job.task.prompt_tokens));
         }
-        Metrics::add(&self.shared.metrics.prompt_tokens, u64::from(job.task.prompt_tokens));
     }
 
-    /// Says the last words of a sequence that has left its slot.
-    pub(crate) fn end(&self, sequence: &Sequence, end: &End, now: Duration) {
+    /// Transfers and drafts; `true` if bytes were moved.
+    fn work_between_steps(&mut self) -> bool {
+        let env = Env { clock: &*self.clock, metrics: &self.shared.metrics };
+        let executor = self.executor.as_mut();
+        let Scheduler { slots, memory, .. } = &mut self.scheduler;
+        let moved = self.transfers.pump(executor, slots, memory, self.last_step, env);
+        self.transfers.offer_prompts(slots, memory);
+        let limits = RoundLimits { positions: memory.config.most_positions, rows: memory.config.max_rows };
+        self.draft.round(executor, slots, limits, &mut self.tools, env);
+        moved
+    }
+
+    /// Says what the plan has decided already.
+    fn note_plan(&mut self, now: Duration) {
         let metrics = &self.shared.metrics;
-        let task = &sequence.task;
-        match end {
-            End::Finish(reason) => {
-                let finished = sequence.finished(*reason, now);
-                metrics.finished(*reason);
-                task.remaining.fetch_sub(1, Ordering::Relaxed);
-                task.ring.send(Event::Finished(finished));
+        Metrics::add(&metrics.preemptions, self.plan.preempted);
+        for failure in self.plan.restore_failures.drain(..) {
+            metrics.restore_failed(failure);
+        }
+        for (positions, took) in self.plan.restored.drain(..) {
+            Metrics::add(&metrics.external_hits, positions as u64);
+            metrics.restore_time.record(took);
+        }
+        while let Some((sequence, end)) = self.plan.ended.pop() {
+            sequence.say_end(&end, now, metrics);
+        }
+    }
+
+    /// Runs the planned step. Everything that can fail in here fails for the sequences it was done for and nobody else.
+    fn run_step(&mut self) {
+        let started = Instant::now();
+        let before = self.now();
+        self.stepper.build(&self.plan, &self.scheduler.slots, &self.draft);
+        let error = self.compute();
+        let now = self.now();
+        let metrics = &self.shared.metrics;
+        self.last_step = started.elapsed();
+        metrics.step_time.record(self.last_step);
+        self.images.note_step(now.saturating_sub(before));
+        let decodes_only = decodes_only(&self.plan, &self.scheduler.slots);
+        self.scheduler.pace.note(self.stepper.rows(), now.saturating_sub(before));
+        Metrics::add(&metrics.steps, 1);
+        if let Some(error) = error {
+            self.fail_step(&error, now);
+            return;
+        }
+        for sequence in self.scheduler.slots.running_mut() {
+            sequence.blocks.copies_made();
+        }
+        self.take_results(now);
+        if decodes_only {
+            // With the sampling of its rows: proposals cost that, too.
+            let took = self.now().saturating_sub(before);
+            self.draft.note_step(self.stepper.rows(), took, &self.shared.metrics);
+        }
+    }
+
+    /// Has the executor do the step; answers what went wrong.
+    fn compute(&mut self) -> Option<RequestError> {
+        let Self { stepper, executor, plan, scheduler, shared, .. } = self;
+        let metrics = &shared.metrics;
+        // A panic leaves the executor usable by its contract (as a failed step does), and everything else that the
+        // closure touches is scratch.
+        let step = || stepper.run(executor.as_mut(), plan, &mut scheduler.memory, metrics);
+        match catch_unwind(AssertUnwindSafe(step)) {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => {
+                Metrics::add(&metrics.step_errors, 1);
+                tracing::error!(%error, "a step failed");
+                if matches!(error, ExecError::Lost { .. }) {
+                    shared.note_lost(error.to_string());
+                }
+                Some(RequestError::Device(error.to_string()))
             }
-            End::Fail(error) => {
-                if task.fail(error.clone()) {
-                    Metrics::add(&metrics.requests_failed, 1);
+            Err(panic) => {
+                Metrics::add(&metrics.step_panics, 1);
+                Some(RequestError::Panic(panic_text(panic.as_ref())))
+            }
+        }
+    }
+
+    /// Ends the requests whose rows or copies were part of the step; all others go on.
+    fn fail_step(&mut self, error: &RequestError, now: Duration) {
+        for slot in 0..self.scheduler.slots.len() {
+            let broken = self.scheduler.slots.get(slot).is_some_and(|s| s.blocks.awaits_copies());
+            if (self.plan.includes(slot) || broken)
+                && let Some(sequence) = self.scheduler.vacate(slot)
+            {
+                sequence.say_end(&End::Fail(error.clone()), now, &self.shared.metrics);
+            }
+        }
+        if self.plan.moves.iter().any(|block_move| !matches!(block_move, BlockMove::Spill(_))) {
+            // A block may be known whose bytes never came. Whoever might be using it has just been ended.
+            self.scheduler.memory.forget();
+        }
+    }
+
+    /// Takes in the results of a step, sequence by sequence.
+    fn take_results(&mut self, now: Duration) {
+        let begun = self.now();
+        self.stepper.begin_taking(begun);
+        for index in 0..self.plan.items.len() {
+            let item = self.plan.items[index];
+            let env = Env { clock: &*self.clock, metrics: &self.shared.metrics };
+            let Self { stepper, scheduler: Scheduler { slots, memory, .. }, draft, tools, .. } = self;
+            // Another choice may have failed for the whole request a moment ago; the plan will clear this one away.
+            let Some(sequence) = slots.get_mut(item.slot).filter(|sequence| !sequence.has_failed()) else {
+                continue;
+            };
+            let mut parts = Parts { memory, draft, tools, now, env };
+            let take = || stepper.take(index, item, sequence, &mut parts);
+            let after = catch_unwind(AssertUnwindSafe(take)).unwrap_or_else(|panic| {
+                Metrics::add(&env.metrics.step_panics, 1);
+                After::Ended(End::Fail(RequestError::Panic(panic_text(panic.as_ref()))))
+            });
+            match after {
+                After::GoesOn => {}
+                After::ReadsAgain => self.scheduler.requeue(item.slot),
+                After::Ended(end) => self.end(item.slot, &end, now),
+            }
+        }
+    }
+
+    /// Ends a sequence; what it has computed is offered first.
+    fn end(&mut self, slot: usize, end: &End, now: Duration) {
+        let Scheduler { slots, memory, .. } = &mut self.scheduler;
+        if let Some(sequence) = slots.get_mut(slot) {
+            self.transfers.offer_ended(sequence, memory);
+        }
+        if let Some(sequence) = self.scheduler.vacate(slot) {
+            sequence.say_end(end, now, &self.shared.metrics);
+        }
+    }
+
+    /// Gives the tower its time. `busy`: there was a step.
+    fn work_on_images(&mut self, busy: bool) -> bool {
+        let env = Env { clock: &*self.clock, metrics: &self.shared.metrics };
+        let work = self.images.work(self.executor.as_mut(), &mut self.scheduler.slots, busy, env);
+        if let Some(why) = work.lost {
+            self.shared.note_lost(why);
+        }
+        let now = self.now();
+        if let Some((slots, error)) = work.failed {
+            for slot in slots {
+                if let Some(sequence) = self.scheduler.vacate(slot) {
+                    sequence.say_end(&End::Fail(error.clone()), now, &self.shared.metrics);
                 }
             }
-            End::Silent => {}
         }
-    }
-
-    fn publish_figures(&self) {
-        let metrics = &self.shared.metrics;
-        let stats = self.scheduler.kv.stats();
-        let held = |group: GroupStats| u64::from(group.used + group.cached);
-        Metrics::set(&metrics.waiting, (self.scheduler.waiting.len() + self.shared.inbox.len()) as u64);
-        Metrics::set(&metrics.running, self.scheduler.running().count() as u64);
-        Metrics::set(&metrics.full_blocks_used, u64::from(stats.full.used));
-        Metrics::set(&metrics.full_blocks_cached, u64::from(stats.full.cached));
-        Metrics::set(&metrics.full_blocks_total, u64::from(stats.full.total));
-        Metrics::set(&metrics.sliding_blocks_used, u64::from(stats.sliding.used));
-        Metrics::set(&metrics.sliding_blocks_cached, u64::from(stats.sliding.cached));
-        Metrics::set(&metrics.sliding_blocks_total, u64::from(stats.sliding.total));
-        Metrics::set(&metrics.evicted_blocks, stats.evicted);
-        Metrics::set(&metrics.host_bytes_held, self.scheduler.host.held_bytes() as u64);
-        let (full, sliding) = self.block_bytes;
-        Metrics::set(&metrics.kv_bytes_held, held(stats.full) * full + held(stats.sliding) * sliding);
-        Metrics::set(&metrics.kv_bytes_total, self.shared.limits.kv_bytes);
-        for (slot, cell) in self.shared.slots.iter().enumerate() {
-            match &self.scheduler.slots[slot] {
-                None => cell.clear(),
-                Some(sequence) => cell.write(&SlotView {
-                    slot,
-                    state: sequence.state(),
-                    request: sequence.task.id,
-                    index: sequence.index,
-                    prompt_tokens: sequence.task.prompt_tokens,
-                    cached_tokens: sequence.task.cached_tokens.load(Ordering::Relaxed),
-                    computed_tokens: sequence.computed() as u32,
-                    generated_tokens: sequence.generated,
-                }),
-            }
-        }
-    }
-}
-
-/// Most time that a step, or a round of drafts, waits for masks in all. Whose mask is not there then sits steps out.
-pub(crate) const MASKS_A_STEP: Duration = Duration::from_millis(5);
-
-/// How long an engine that has nothing else to do waits for a mask before it looks around again.
-const MASK_LOOK: Duration = Duration::from_millis(1);
-
-/// Most logits that a step asks for on behalf of a prompt whose tokens' log-probabilities are wanted: 64 MiB.
-const LOGITS_AT_ONCE: usize = 16 << 20;
-
-/// A batch whose buffers hold the largest step: tables grow while sequences do, and a step must not allocate for that.
-fn roomy_batch(parallel: usize, max_rows: usize, blocks: KvCapacity) -> StepBatch {
-    let mut batch = StepBatch::default();
-    let full = vec![BlockId(0); blocks.full as usize];
-    let sliding = vec![BlockId(0); blocks.sliding as usize];
-    for _ in 0..parallel {
-        // Shared blocks stand in the tables of all their sequences.
-        batch.push_seq(0, &full, 0, &sliding);
-    }
-    for _ in 0..max_rows {
-        batch.push_row(Row { input: RowInput::Token(0), wants: RowWants::default() });
-    }
-    batch.clear();
-    batch
-}
-
-/// Outputs with room for the largest step of decoding sequences, every row of which wants its logits. What is never written
-/// costs addresses, not memory.
-fn roomy_output(info: &ExecutorInfo, parallel: usize) -> StepOutput {
-    let rows = parallel * (1 + info.draft.map_or(0, |draft| draft.max_proposals.min(MOST_PROPOSALS)));
-    StepOutput {
-        logits: Vec::with_capacity(rows * info.vocab),
-        argmax: Vec::with_capacity(rows),
-        ..StepOutput::default()
+        work.worked
     }
 }
 
@@ -321,21 +380,4 @@ fn identity(config: &EngineConfig, route: &str, kv_type: KvType) -> Vec<u8> {
     identity.extend_from_slice(&config.identity);
     identity.extend_from_slice(format!("{kv_type:?} {route}").as_bytes());
     identity
-}
-
-fn check_config(config: &EngineConfig, context: usize, max_rows: usize) -> Result<(), EngineError> {
-    let check = |key: &'static str, value: usize, expected: &str, good: bool| {
-        if good {
-            Ok(())
-        } else {
-            Err(EngineError::Config { key, expected: expected.into(), found: value.to_string() })
-        }
-    };
-    check("parallel", config.parallel, "1 to 16", (1..=16).contains(&config.parallel))?;
-    check("context", context, "at least 2", context >= 2)?;
-    check("prefill_rows", config.prefill_rows, "at least 1", config.prefill_rows >= 1)?;
-    check("mixed_rows", config.mixed_rows, "at least 1", config.mixed_rows >= 1)?;
-    check("event_ring", config.event_ring, "at least 1", config.event_ring >= 1)?;
-    let rows_for_all = max_rows >= config.parallel;
-    check("parallel", config.parallel, "at most the rows of a step on this device", rows_for_all)
 }

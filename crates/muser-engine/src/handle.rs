@@ -4,148 +4,20 @@
 //! lock-free and bounded.
 
 use std::{
-    sync::{
-        Arc, Mutex, OnceLock,
-        atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering},
-    },
+    sync::{Arc, Mutex, atomic::Ordering},
     thread::{JoinHandle, Thread},
     time::{Duration, Instant},
 };
 
-use crossbeam_queue::ArrayQueue;
 use muser_backend::{Executor, ExecutorInfo};
 use muser_model::Geometry;
 
 use crate::{
-    EngineConfig, EngineError, MetricsSnapshot, PrefixSource, Request, RequestError, SlotView, Submission,
+    EngineConfig, EngineError, Limits, MetricsSnapshot, PrefixSource, Request, SlotView, Submission,
     SubmitError,
-    admission::{self, Limits},
-    cache_work::{CACHE_WORK_LIMIT, CacheAccess, CacheWork, CacheWorkError},
     driver::{Driver, Turn},
-    metrics::Metrics,
-    slots::SlotCell,
-    submission::Ring,
-    task::Job,
+    shared::Shared,
 };
-
-/// What all threads share.
-pub(crate) struct Shared {
-    pub(crate) inbox: ArrayQueue<Job>,
-    pub(crate) cache_work: ArrayQueue<CacheWork>,
-    pub(crate) limits: Limits,
-    pub(crate) metrics: Metrics,
-    pub(crate) slots: Box<[SlotCell]>,
-    /// Requests accepted and not ended.
-    in_flight: Arc<AtomicUsize>,
-    /// 0 run, 1 finish what is there, 2 cancel everything.
-    pub(crate) stopping: AtomicU8,
-    /// The engine thread reads the inbox no more.
-    stopped: AtomicBool,
-    queue_timeout: Option<Duration>,
-    info: ExecutorInfo,
-    epoch: Instant,
-    next_id: AtomicU64,
-    thread: OnceLock<Thread>,
-    /// Why no step can succeed any more.
-    pub(crate) lost: OnceLock<String>,
-}
-
-impl Shared {
-    pub(crate) fn new(limits: Limits, info: ExecutorInfo, queue_timeout: Option<Duration>) -> Self {
-        Self {
-            inbox: ArrayQueue::new(limits.max_in_flight.max(1)),
-            cache_work: ArrayQueue::new(CACHE_WORK_LIMIT),
-            metrics: Metrics::default(),
-            slots: (0..limits.parallel).map(|_| SlotCell::default()).collect(),
-            in_flight: Arc::new(AtomicUsize::new(0)),
-            stopping: AtomicU8::new(0),
-            stopped: AtomicBool::new(false),
-            queue_timeout,
-            info,
-            epoch: Instant::now(),
-            next_id: AtomicU64::new(1),
-            thread: OnceLock::new(),
-            lost: OnceLock::new(),
-            limits,
-        }
-    }
-
-    /// Checks a request and puts it into the inbox. `now` is the time since the engine's start.
-    pub(crate) fn submit(
-        &self,
-        request: Request,
-        engine: &Thread,
-        now: Duration,
-    ) -> Result<Submission, SubmitError> {
-        let admitted = self.admit(request, engine, now);
-        let counter =
-            if admitted.is_ok() { &self.metrics.requests_accepted } else { &self.metrics.requests_refused };
-        Metrics::add(counter, 1);
-        admitted
-    }
-
-    fn admit(&self, mut request: Request, engine: &Thread, now: Duration) -> Result<Submission, SubmitError> {
-        admission::check(&request, &self.limits)?;
-        if request.sampling.top_k as usize >= self.limits.vocab {
-            // All there are is no filter, and must draw as none does.
-            request.sampling.top_k = 0;
-        }
-        if self.stopping.load(Ordering::SeqCst) != 0 {
-            return Err(SubmitError::ShuttingDown);
-        }
-        let limit = self.limits.max_in_flight;
-        let before = self.in_flight.fetch_add(1, Ordering::SeqCst);
-        if before >= limit {
-            self.in_flight.fetch_sub(1, Ordering::SeqCst);
-            return Err(SubmitError::QueueFull {
-                waiting: before.saturating_sub(self.limits.parallel),
-                limit: limit - self.limits.parallel,
-            });
-        }
-        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        let seed = request.seed.unwrap_or_else(admission::random_seed);
-        // Room for the events of every choice's last step and end, whatever the setting says.
-        let capacity = self.limits.event_ring.max(8 + 8 * request.n as usize);
-        let ring = Arc::new(Ring::new(capacity, engine.clone()));
-        let submission = Submission::new(Arc::clone(&ring), id, seed);
-        let in_flight = Arc::clone(&self.in_flight);
-        let job = Job::new(request, id, seed, ring, now, self.queue_timeout, in_flight);
-        if self.inbox.push(job).is_err() {
-            // Cannot happen: the inbox is as large as the limit. Refusing is right all the same.
-            return Err(SubmitError::QueueFull { waiting: limit, limit });
-        }
-        if self.stopped.load(Ordering::SeqCst) {
-            self.refuse_inbox();
-        }
-        engine.unpark();
-        Ok(submission)
-    }
-
-    /// The engine thread has ended or is about to: nobody will take what is in the inbox.
-    pub(crate) fn stop(&self) {
-        self.stopping.fetch_max(2, Ordering::SeqCst);
-        self.stopped.store(true, Ordering::SeqCst);
-        self.refuse_inbox();
-    }
-
-    fn refuse_inbox(&self) {
-        while let Some(job) = self.inbox.pop() {
-            job.task.fail(RequestError::ShutDown);
-        }
-        // Dropped work tells whoever waits for it by dropping its end of whatever it would have answered through.
-        while self.cache_work.pop().is_some() {}
-    }
-
-    /// Time since the engine's start.
-    pub(crate) fn elapsed(&self) -> Duration {
-        self.epoch.elapsed()
-    }
-
-    /// Requests accepted and not ended.
-    pub(crate) fn in_flight(&self) -> usize {
-        self.in_flight.load(Ordering::SeqCst)
-    }
-}
 
 /// How to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,7 +51,7 @@ impl Engine {
         source: Option<Box<dyn PrefixSource>>,
     ) -> Result<EngineHandle, EngineError> {
         let mut driver = Driver::new(executor, &geometry, &config)?;
-        driver.source = source;
+        driver.set_source(source);
         let shared = Arc::clone(driver.shared());
         let for_thread = Arc::clone(&shared);
         let clock = Arc::clone(&shared);
@@ -263,23 +135,11 @@ impl EngineHandle {
         self.owner.shared.slots.iter().enumerate().map(|(i, cell)| cell.read(i)).collect()
     }
 
-    /// Runs `work` on the engine's thread before its next step, with the cache and the blocks' memory in its hands: to
-    /// export, import, pin or inspect known prefixes. No step runs meanwhile, so keep it short and do files and networks
-    /// elsewhere. If the engine stops first, `work` is dropped without having run.
-    pub fn with_cache(
-        &self,
-        work: impl FnOnce(CacheAccess<'_>) + Send + 'static,
-    ) -> Result<(), CacheWorkError> {
-        let shared = &self.owner.shared;
-        if shared.stopped.load(Ordering::SeqCst) {
-            return Err(CacheWorkError::Stopped);
-        }
-        shared.cache_work.push(Box::new(work)).map_err(|_| CacheWorkError::Busy)?;
-        if shared.stopped.load(Ordering::SeqCst) {
-            shared.refuse_inbox();
-        }
+    /// Forgets all known prefixes that no running request uses, and returns at once: requests handed in from now on find
+    /// nothing of what came before. What a [`PrefixSource`] has stays there.
+    pub fn forget_prefixes(&self) {
+        self.owner.shared.ask_to_forget();
         self.owner.thread().unpark();
-        Ok(())
     }
 
     /// What a request may be.

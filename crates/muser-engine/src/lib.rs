@@ -6,7 +6,6 @@
 //! no lock that a caller could hold.
 
 mod admission;
-mod cache_work;
 mod capacity;
 mod config;
 mod constraint;
@@ -14,16 +13,20 @@ mod draft;
 mod driver;
 mod error;
 mod events;
+mod figures;
 mod handle;
-mod host_tier;
 mod image;
+mod memory;
 mod metrics;
+mod plan;
 mod planner;
 mod prefix;
 mod request;
 pub mod sampler;
 mod scheduler;
 mod sequence;
+mod shared;
+mod slot_view;
 mod slots;
 mod step;
 mod submission;
@@ -34,7 +37,6 @@ mod testing;
 mod testing_source;
 
 pub use admission::Limits;
-pub use cache_work::{CacheAccess, CacheWorkError};
 pub use config::{DraftLength, EngineConfig};
 pub use constraint::{Constraint, TokenMask};
 pub use error::{EngineError, SubmitError};
@@ -53,7 +55,7 @@ pub use request::{
     StopWatch, StopWatchFactory,
 };
 pub use sampler::{DraftSampling, SamplingParams};
-pub use slots::{SlotState, SlotView};
+pub use slot_view::{SlotState, SlotView};
 pub use submission::{Submission, TimedOut};
 
 #[cfg(test)]

@@ -1,84 +1,64 @@
-//! What each slot is doing, for `/slots` and the dashboard. Written by the engine, read by anyone, no locks: each field
-//! is exact, fields of one view may be a step apart.
+//! The sequences that run, each in its slot.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use smallvec::SmallVec;
 
-/// What a slot is doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SlotState {
-    /// Nothing.
-    Idle,
-    /// Reading a prompt.
-    Prefill,
-    /// Writing tokens.
-    Decode,
-    /// Waiting for its reader.
-    Paused,
-}
+use crate::sequence::Sequence;
 
-/// One slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SlotView {
-    /// Slot number, from 0.
-    pub slot: usize,
-    /// What it is doing; the rest is meaningful unless `Idle`.
-    pub state: SlotState,
-    /// [`crate::Submission::id`] of its request.
-    pub request: u64,
-    /// Which choice of the request.
-    pub index: u32,
-    /// Positions in the prompt.
-    pub prompt_tokens: u32,
-    /// Of these, taken from known blocks.
-    pub cached_tokens: u32,
-    /// Positions whose KV exists.
-    pub computed_tokens: u32,
-    /// Tokens sampled.
-    pub generated_tokens: u32,
-}
+/// As many places as sequences may run together.
+pub(crate) struct Slots(Vec<Option<Sequence>>);
 
-#[derive(Debug, Default)]
-pub(crate) struct SlotCell {
-    state: AtomicU32,
-    request: AtomicU64,
-    index: AtomicU32,
-    prompt: AtomicU32,
-    cached: AtomicU32,
-    computed: AtomicU32,
-    generated: AtomicU32,
-}
-
-impl SlotCell {
-    pub(crate) fn write(&self, view: &SlotView) {
-        self.request.store(view.request, Ordering::Relaxed);
-        self.index.store(view.index, Ordering::Relaxed);
-        self.prompt.store(view.prompt_tokens, Ordering::Relaxed);
-        self.cached.store(view.cached_tokens, Ordering::Relaxed);
-        self.computed.store(view.computed_tokens, Ordering::Relaxed);
-        self.generated.store(view.generated_tokens, Ordering::Relaxed);
-        self.state.store(view.state as u32, Ordering::Release);
+impl Slots {
+    pub(crate) fn new(parallel: usize) -> Self {
+        Self((0..parallel).map(|_| None).collect())
     }
 
-    pub(crate) fn clear(&self) {
-        self.state.store(SlotState::Idle as u32, Ordering::Release);
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
     }
 
-    pub(crate) fn read(&self, slot: usize) -> SlotView {
-        let state = match self.state.load(Ordering::Acquire) {
-            1 => SlotState::Prefill,
-            2 => SlotState::Decode,
-            3 => SlotState::Paused,
-            _ => SlotState::Idle,
-        };
-        SlotView {
-            slot,
-            state,
-            request: self.request.load(Ordering::Relaxed),
-            index: self.index.load(Ordering::Relaxed),
-            prompt_tokens: self.prompt.load(Ordering::Relaxed),
-            cached_tokens: self.cached.load(Ordering::Relaxed),
-            computed_tokens: self.computed.load(Ordering::Relaxed),
-            generated_tokens: self.generated.load(Ordering::Relaxed),
-        }
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.iter().all(Option::is_none)
+    }
+
+    /// The first slot that nobody has.
+    pub(crate) fn free(&self) -> Option<usize> {
+        self.0.iter().position(Option::is_none)
+    }
+
+    pub(crate) fn get(&self, slot: usize) -> Option<&Sequence> {
+        self.0.get(slot)?.as_ref()
+    }
+
+    pub(crate) fn get_mut(&mut self, slot: usize) -> Option<&mut Sequence> {
+        self.0.get_mut(slot)?.as_mut()
+    }
+
+    pub(crate) fn take(&mut self, slot: usize) -> Option<Sequence> {
+        self.0.get_mut(slot)?.take()
+    }
+
+    pub(crate) fn put(&mut self, slot: usize, sequence: Sequence) {
+        self.0[slot] = Some(sequence);
+    }
+
+    pub(crate) fn running(&self) -> impl Iterator<Item = &Sequence> {
+        self.0.iter().flatten()
+    }
+
+    pub(crate) fn running_mut(&mut self) -> impl Iterator<Item = &mut Sequence> {
+        self.0.iter_mut().flatten()
+    }
+
+    /// With their slots.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (usize, &Sequence)> {
+        self.0.iter().enumerate().filter_map(|(slot, sequence)| Some((slot, sequence.as_ref()?)))
+    }
+
+    /// Slots of the running sequences, first in rank first.
+    pub(crate) fn by_rank(&self) -> SmallVec<[usize; 16]> {
+        let mut slots: SmallVec<[_; 16]> = self.iter().map(|(slot, s)| (s.rank(), slot)).collect();
+        slots.sort_unstable();
+        slots.into_iter().map(|(_, slot)| slot).collect()
     }
 }

@@ -711,10 +711,10 @@ impl Bench {
     pub(crate) fn assert_balanced(&mut self) {
         assert!(self.driver.scheduler.is_empty());
         assert_eq!(self.driver.shared().in_flight(), 0);
-        let stats = self.driver.scheduler.kv.stats();
+        let stats = self.driver.scheduler.memory.stats();
         assert_eq!((stats.full.used, stats.sliding.used), (0, 0), "blocks leaked");
-        self.driver.scheduler.kv.clear();
-        let stats = self.driver.scheduler.kv.stats();
+        self.driver.scheduler.memory.forget();
+        let stats = self.driver.scheduler.memory.stats();
         assert_eq!(stats.full.free, stats.full.total);
         assert_eq!(stats.sliding.free, stats.sliding.total);
     }

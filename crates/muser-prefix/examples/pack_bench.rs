@@ -99,16 +99,6 @@ impl Running {
         }
         Err("the engine stopped".into())
     }
-
-    fn forget(&self) -> Result<(), Fault> {
-        let (done, wait) = std::sync::mpsc::channel();
-        self.engine.with_cache(move |mut cache| {
-            cache.kv().clear();
-            let _ = done.send(());
-        })?;
-        wait.recv()?;
-        Ok(())
-    }
 }
 
 /// Reads the files with plain `read` and `threads` threads. Each thread has its share of `memory`: as much as its files
@@ -240,7 +230,7 @@ impl Bench {
         let mut fetched = 0;
         for repetition in 0..=RESTORES {
             for ((_, running, files, ..), samples) in modes.iter().zip(&mut samples) {
-                running.forget()?;
+                running.engine.forget_prefixes();
                 let before = running.engine.metrics().external_bytes;
                 let (first, finished, _) = running.ask(&prompt, 1)?;
                 if finished.usage.restored_tokens as usize != tokens {
@@ -325,7 +315,7 @@ impl Bench {
             let mut order = [(&with, 0), (&without, 1)];
             order.rotate_left(repetition % 2);
             for (running, which) in order {
-                running.forget()?;
+                running.engine.forget_prefixes();
                 let (first, finished, _) = running.ask(&prompt, 2)?;
                 if finished.usage.cached_tokens > 0 {
                     return Err(format!("not computed: {:?}", finished.usage).into());

@@ -14,24 +14,28 @@ mod acceptance;
 mod cost;
 mod lengths;
 mod rest;
+mod state;
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     time::Duration,
 };
 
-use muser_backend::{DraftBatch, ExecutorInfo};
+use muser_backend::{DraftBatch, Executor, ExecutorInfo};
 use muser_kv::{BLOCK_LEN, BlockId};
 
-pub(crate) use acceptance::{Acceptance, MOST_PROPOSALS};
+use acceptance::Acceptance;
+pub(crate) use acceptance::MOST_PROPOSALS;
 use lengths::{Drafting, Lengths};
+pub(crate) use state::DraftState;
 
 use crate::{
-    DraftLength, EngineConfig, TokenMask,
-    driver::{Driver, MASKS_A_STEP},
+    DraftLength, EngineConfig,
     metrics::Metrics,
-    sampler::{DraftSampling, DrawKey, Sampler},
-    sequence::Sequence,
+    sampler::{DraftSampling, DrawKey, Sampler, Tools},
+    sequence::{Sequence, Wait},
+    shared::Env,
+    slots::Slots,
 };
 
 /// Rows with context, up to the end of its text, that a sequence needs to draft.
@@ -41,12 +45,25 @@ const CONTEXT_TO_LEARN: usize = 128;
 /// Fewer rows without context in a row are no gap: single steps are measured without.
 const GAP: usize = 8;
 
+/// Most time that a round waits for masks in all.
+const MASKS_A_ROUND: Duration = Duration::from_millis(5);
+
+/// What bounds a round.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RoundLimits {
+    /// Positions of a sequence.
+    pub(crate) positions: usize,
+    /// Rows of the step that verifies the proposals.
+    pub(crate) rows: usize,
+}
+
 /// Buffers, settings and experience of draft rounds.
 pub(crate) struct DraftRounds {
     /// Most proposals per sequence and round; 0 when there is no draft (any more).
     most: usize,
-    pub(crate) length: DraftLength,
-    pub(crate) sampling: DraftSampling,
+    length: DraftLength,
+    sampling: DraftSampling,
+    vocab: usize,
     lengths: Lengths,
     acceptance: Acceptance,
     batch: DraftBatch,
@@ -87,6 +104,7 @@ impl DraftRounds {
             most,
             length: config.draft_length,
             sampling: config.draft_sampling,
+            vocab: info.vocab,
             lengths: Lengths::new(),
             acceptance: Acceptance::of_all(),
             batch: roomy_batch(config.parallel, most, sliding_per_sequence),
@@ -104,15 +122,44 @@ impl DraftRounds {
     }
 
     /// The shaped logits that proposal `k` of a sequence was drawn from.
-    pub(crate) fn row(&self, sequence: &Sequence, k: usize, vocab: usize) -> Option<&[f32]> {
-        self.logits.get((sequence.draft_row + k) * vocab..)?.get(..vocab)
+    pub(crate) fn row(&self, sequence: &Sequence, k: usize) -> Option<&[f32]> {
+        self.logits.get((sequence.draft.first_row + k) * self.vocab..)?.get(..self.vocab)
     }
 
-    /// Takes in how a sequence's proposals fared.
-    pub(crate) fn note_proposals(&mut self, sequence: &mut Sequence, proposed: usize, accepted: usize) {
-        sequence.acceptance.note(proposed, accepted);
-        if sequence.draft_context() >= CONTEXT_TO_LEARN {
-            self.acceptance.note(proposed, accepted);
+    /// How proposals are drawn and judged.
+    pub(crate) fn sampling(&self) -> DraftSampling {
+        self.sampling
+    }
+
+    #[cfg(test)]
+    pub(crate) fn set_length(&mut self, length: DraftLength) {
+        self.length = length;
+    }
+
+    #[cfg(test)]
+    pub(crate) fn set_sampling(&mut self, sampling: DraftSampling) {
+        self.sampling = sampling;
+    }
+
+    /// Takes in how a sequence's proposals fared: of `drafted` ones the first `judged` say something, and the first `accepted`
+    /// were right.
+    pub(crate) fn note_proposals(
+        &mut self,
+        sequence: &mut Sequence,
+        drafted: usize,
+        judged: usize,
+        accepted: usize,
+        metrics: &Metrics,
+    ) {
+        Metrics::add(&metrics.drafts, 1);
+        Metrics::add(&metrics.drafted_tokens, drafted as u64);
+        Metrics::add(&metrics.accepted_tokens, accepted as u64);
+        metrics.drafted_by_place.add_first(drafted);
+        metrics.accepted_by_place.add_first(accepted);
+        sequence.progress.note_proposals(drafted, accepted);
+        sequence.draft.acceptance.note(judged, accepted);
+        if sequence.draft.context(sequence.computed()) >= CONTEXT_TO_LEARN {
+            self.acceptance.note(judged, accepted);
         }
     }
 
@@ -149,20 +196,20 @@ impl DraftRounds {
     }
 
     /// Decides who gets how many proposals. `false`: nobody.
-    fn decide(&mut self, sequences: &[Option<Sequence>], most_positions: usize, most_rows: usize) -> bool {
+    fn decide(&mut self, slots: &Slots, limits: RoundLimits) -> bool {
         self.slots.clear();
         self.drafting.clear();
         self.chosen.clear();
         self.forecast = None;
         self.drafted_in = None;
-        let decodes = |s: &&Sequence| s.is_decoding() && s.paused_since.is_none();
+        let decodes = |s: &Sequence| s.is_decoding() && !matches!(s.wait, Wait::Reader { .. });
         let is_auto = self.length == DraftLength::Auto;
         self.context = match self.length {
             DraftLength::Fixed(0) => StepContext::SkippedForAll,
             DraftLength::Auto if self.lengths.is_deep_asleep(1) => StepContext::SkippedForAll,
             DraftLength::Fixed(_) | DraftLength::Auto => StepContext::Computed,
         };
-        let count = sequences.iter().flatten().filter(decodes).count();
+        let count = slots.running().filter(|sequence| decodes(sequence)).count();
         if count == 0 || self.length == DraftLength::Fixed(0) {
             return false;
         }
@@ -177,30 +224,28 @@ impl DraftRounds {
                 return false;
             }
         }
-        for (slot, sequence) in sequences.iter().enumerate() {
-            let Some(sequence) = sequence.as_ref().filter(decodes) else {
-                continue;
-            };
+        for (slot, sequence) in slots.iter().filter(|(_, sequence)| decodes(sequence)) {
             // Beyond the limits proposals would be computed for nothing: the last token is never read again.
-            let tokens = sequence.task.max_tokens.saturating_sub(sequence.generated).saturating_sub(1);
-            let positions = most_positions.saturating_sub(sequence.tokens.len());
-            let mut most = self.most.min(tokens as usize).min(positions);
-            if is_auto && sequence.draft_context() < CONTEXT_TO_DRAFT {
+            let tokens = sequence.tokens_left().saturating_sub(1);
+            let positions = limits.positions.saturating_sub(sequence.text.len());
+            let mut most = self.most.min(tokens).min(positions);
+            if is_auto && sequence.draft.context(sequence.computed()) < CONTEXT_TO_DRAFT {
                 most = 0;
             }
             self.slots.push(slot);
-            self.drafting.push(Drafting { most, rates: sequence.acceptance.rates_among(&self.acceptance) });
+            self.drafting
+                .push(Drafting { most, rates: sequence.draft.acceptance.rates_among(&self.acceptance) });
             self.chosen.push(0);
         }
         match self.length {
             DraftLength::Fixed(n) => {
-                let mut left = most_rows.saturating_sub(self.slots.len());
+                let mut left = limits.rows.saturating_sub(self.slots.len());
                 for (chosen, drafting) in self.chosen.iter_mut().zip(&self.drafting) {
                     *chosen = n.min(drafting.most).min(left);
                     left -= *chosen;
                 }
             }
-            DraftLength::Auto => self.decide_by_cost(most_rows),
+            DraftLength::Auto => self.decide_by_cost(limits.rows),
         }
         self.chosen.iter().any(|&n| n > 0)
     }
@@ -227,78 +272,98 @@ fn roomy_batch(parallel: usize, most: usize, sliding_per_sequence: usize) -> Dra
     batch
 }
 
-impl Driver {
+impl DraftRounds {
     /// Asks for proposals for the sequences that decode.
-    pub(crate) fn draft_round(&mut self) {
-        if self.draft.most == 0 {
+    pub(crate) fn round(
+        &mut self,
+        executor: &mut dyn Executor,
+        slots: &mut Slots,
+        limits: RoundLimits,
+        tools: &mut Tools,
+        env: Env<'_>,
+    ) {
+        if self.most == 0 {
             return;
         }
-        for sequence in self.scheduler.slots.iter_mut().flatten() {
+        for sequence in slots.running_mut() {
             // Proposals that no step has taken are void: their rows of logits are about to be written over.
-            sequence.drafts.clear();
+            sequence.draft.clear();
         }
-        self.find_gaps();
-        let most_rows = self.scheduler.config.max_rows;
-        if !self.draft.decide(&self.scheduler.slots, self.most_positions, most_rows) {
+        if self.length == DraftLength::Auto {
+            slots.running_mut().for_each(|sequence| find_gaps(sequence, executor));
+        }
+        if !self.decide(slots, limits) {
             return;
         }
-        let started = self.now();
-        let draft = &mut self.draft;
-        draft.batch.clear();
-        for (&slot, &proposals) in draft.slots.iter().zip(&draft.chosen) {
-            let Some(sequence) = self.scheduler.slots[slot].as_mut().filter(|_| proposals > 0) else {
-                continue;
-            };
-            let (Some(kv), Some(&anchor)) = (&sequence.kv, sequence.tokens.last()) else { continue };
-            let position = kv.len();
-            let blocks = position.div_ceil(BLOCK_LEN).saturating_sub(kv.sliding_first());
-            let table = &kv.sliding()[..blocks.min(kv.sliding().len())];
-            sequence.draft_row = draft.batch.proposals();
-            draft.batch.push(anchor, position as u32, proposals as u32, kv.sliding_first() as u32, table);
-        }
-        let executor = &mut self.executor;
-        let exact = draft.sampling == DraftSampling::Exact;
-        // Nobody shapes the logits of a proposal or draws from them: then the largest are enough.
-        let largest_alone =
-            draft.slots.iter().zip(&draft.chosen).filter(|(_, n)| **n > 0).all(|(&slot, _)| {
-                let sequence = self.scheduler.slots[slot].as_ref();
-                sequence.is_none_or(|s| !s.shapes_logits() && (exact || s.task.sampling.is_greedy()))
-            });
+        let started = env.now();
+        self.fill_batch(slots);
+        let largest_alone = self.needs_largest_alone(slots);
         let result = catch_unwind(AssertUnwindSafe(|| {
             if largest_alone {
-                executor.draft_largest(&draft.batch, &mut draft.logits, &mut draft.largest)
+                executor.draft_largest(&self.batch, &mut self.logits, &mut self.largest)
             } else {
-                executor.draft(&draft.batch, &mut draft.logits)
+                executor.draft(&self.batch, &mut self.logits)
             }
         }));
         if !matches!(result, Ok(Ok(()))) {
             // Text does not depend on drafts: go on without them.
-            Metrics::add(&self.shared.metrics.draft_errors, 1);
+            Metrics::add(&env.metrics.draft_errors, 1);
             tracing::error!("a draft round failed, drafting is off from now on");
-            draft.most = 0;
-            draft.forecast = None;
+            self.most = 0;
+            self.forecast = None;
             return;
         }
-        let masks_by = (self.clock)() + MASKS_A_STEP;
-        for (&slot, &proposals) in draft.slots.iter().zip(&draft.chosen) {
-            if let Some(sequence) = self.scheduler.slots[slot].as_mut().filter(|_| proposals > 0) {
-                if largest_alone {
-                    take_proposals(sequence, &draft.largest[sequence.draft_row..][..proposals]);
-                    continue;
-                }
-                let rows = &mut draft.logits[sequence.draft_row * self.vocab..][..proposals * self.vocab];
-                let wait = || masks_by.saturating_sub((self.clock)());
-                propose(sequence, &mut self.sampler, &mut self.mask, &wait, draft.sampling, rows, self.vocab);
+        self.take(slots, largest_alone, tools, env);
+        let rows = self.batch.proposals() + self.batch.seqs().len();
+        let took = env.now().saturating_sub(started);
+        self.drafted_in = Some(took);
+        if self.length == DraftLength::Auto && self.has_drafted {
+            self.lengths.draft.note(rows, took);
+        }
+        env.metrics.draft_time.record(took);
+    }
+
+    /// Who gets proposals, and how many.
+    fn chosen(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.slots.iter().copied().zip(self.chosen.iter().copied()).filter(|(_, proposals)| *proposals > 0)
+    }
+
+    fn fill_batch(&mut self, slots: &mut Slots) {
+        self.batch.clear();
+        for (&slot, &proposals) in self.slots.iter().zip(&self.chosen) {
+            let Some(sequence) = slots.get_mut(slot).filter(|_| proposals > 0) else { continue };
+            let (Some(kv), Some(&anchor)) = (sequence.blocks.kv(), sequence.text.tokens().last()) else {
+                continue;
+            };
+            let position = kv.len();
+            let blocks = position.div_ceil(BLOCK_LEN).saturating_sub(kv.sliding_first());
+            let table = &kv.sliding()[..blocks.min(kv.sliding().len())];
+            sequence.draft.first_row = self.batch.proposals();
+            self.batch.push(anchor, position as u32, proposals as u32, kv.sliding_first() as u32, table);
+        }
+    }
+
+    /// Does nobody shape the logits of a proposal or draw from them? Then the largest are enough.
+    fn needs_largest_alone(&self, slots: &Slots) -> bool {
+        let exact = self.sampling == DraftSampling::Exact;
+        self.chosen()
+            .filter_map(|(slot, _)| slots.get(slot))
+            .all(|sequence| !sequence.shapes_logits() && (exact || sequence.task.sampling.is_greedy()))
+    }
+
+    fn take(&mut self, slots: &mut Slots, largest_alone: bool, tools: &mut Tools, env: Env<'_>) {
+        let masks_by = env.now() + MASKS_A_ROUND;
+        for (&slot, &proposals) in self.slots.iter().zip(&self.chosen) {
+            let Some(sequence) = slots.get_mut(slot).filter(|_| proposals > 0) else { continue };
+            let first = sequence.draft.first_row;
+            if largest_alone {
+                take_proposals(sequence, &self.largest[first..][..proposals]);
+                continue;
             }
+            let rows = &mut self.logits[first * self.vocab..][..proposals * self.vocab];
+            let wait = || masks_by.saturating_sub(env.now());
+            propose(sequence, tools, &wait, self.sampling, rows, self.vocab);
         }
-        let rows = draft.batch.proposals() + draft.batch.seqs().len();
-        let took = self.now().saturating_sub(started);
-        let draft = &mut self.draft;
-        draft.drafted_in = Some(took);
-        if draft.length == DraftLength::Auto && draft.has_drafted {
-            draft.lengths.draft.note(rows, took);
-        }
-        self.shared.metrics.draft_time.record(took);
     }
 }
 
@@ -306,40 +371,31 @@ impl Driver {
 fn take_proposals(sequence: &mut Sequence, ids: &[Option<u32>]) {
     for &id in ids {
         let Some(id) = id else { break };
-        sequence.drafts.push(id);
+        sequence.draft.proposals.push(id);
         if sequence.task.stop_ids.contains(&id) {
             break;
         }
     }
 }
 
-impl Driver {
-    /// Looks for gaps in the draft's context in what sequences did not compute themselves: blocks of earlier requests, and of
-    /// earlier runs.
-    fn find_gaps(&mut self) {
-        if self.draft.length != DraftLength::Auto {
-            return;
-        }
-        let executor = &self.executor;
-        for sequence in self.scheduler.slots.iter_mut().flatten() {
-            if sequence.draft_gap_known || !sequence.is_decoding() {
-                continue;
-            }
-            sequence.draft_gap_known = true;
-            let Some(kv) = &sequence.kv else { continue };
-            let first = kv.sliding_first() * BLOCK_LEN;
-            let row_is_there = |position: usize| {
-                let block = kv.sliding().get(position / BLOCK_LEN - kv.sliding_first());
-                block.is_none_or(|&block| executor.has_draft_context(block, position % BLOCK_LEN))
-            };
-            let mut without = 0;
-            for position in (first..kv.len()).rev() {
-                without = if row_is_there(position) { 0 } else { without + 1 };
-                if without >= GAP.min(kv.len()) {
-                    sequence.draft_gap_end = sequence.draft_gap_end.max(position + without);
-                    break;
-                }
-            }
+/// Looks for gaps in the draft's context in what a sequence did not compute itself: blocks of earlier requests, and of
+/// earlier runs.
+fn find_gaps(sequence: &mut Sequence, executor: &dyn Executor) {
+    if !sequence.is_decoding() || !sequence.draft.looks_for_gaps() {
+        return;
+    }
+    let Some(kv) = sequence.blocks.kv() else { return };
+    let first = kv.sliding_first() * BLOCK_LEN;
+    let row_is_there = |position: usize| {
+        let block = kv.sliding().get(position / BLOCK_LEN - kv.sliding_first());
+        block.is_none_or(|&block| executor.has_draft_context(block, position % BLOCK_LEN))
+    };
+    let mut without = 0;
+    for position in (first..kv.len()).rev() {
+        without = if row_is_there(position) { 0 } else { without + 1 };
+        if without >= GAP.min(kv.len()) {
+            sequence.draft.note_gap(position + without);
+            break;
         }
     }
 }
@@ -347,20 +403,20 @@ impl Driver {
 /// Draws a sequence's proposals from the rows of the draft, which are shaped in place as the target's will be.
 fn propose(
     sequence: &mut Sequence,
-    sampler: &mut Sampler,
-    mask: &mut TokenMask,
+    tools: &mut Tools,
     wait: &dyn Fn() -> Duration,
     how: DraftSampling,
     rows: &mut [f32],
     vocab: usize,
 ) {
+    let Tools { sampler, mask } = tools;
     let task = &sequence.task;
     let mut new_to_counts: smallvec::SmallVec<[bool; 32]> = smallvec::SmallVec::new();
     let mut ahead = None;
     let wanted = rows.len() / vocab;
     for (k, row) in rows.chunks_exact_mut(vocab).enumerate() {
         // The constraint itself knows what may follow the anchor; a copy of it goes ahead with the proposals.
-        let mut constraint = if k == 0 { sequence.constraint.as_mut() } else { ahead.as_mut() };
+        let mut constraint = if k == 0 { sequence.rules.constraint.as_mut() } else { ahead.as_mut() };
         if constraint.as_mut().is_some_and(|constraint| !constraint.wait(wait())) {
             // What its mask would refuse is not worth a row.
             break;
@@ -369,29 +425,29 @@ fn propose(
             mask.clear();
             constraint.mask(mask)
         });
-        Sampler::shape(&task.sampling, sequence.counts.as_ref(), masked.then_some(&*mask), row);
+        Sampler::shape(&task.sampling, sequence.rules.counts.as_ref(), masked.then_some(&*mask), row);
         let key = DrawKey {
             seed: task.seed,
             index: sequence.index,
-            position: u64::from(task.prompt_tokens) + u64::from(sequence.generated) + k as u64,
+            position: u64::from(task.prompt_tokens) + u64::from(sequence.progress.generated()) + k as u64,
         };
         let Some(id) = sampler.propose(how, &task.sampling, row, key) else { break };
-        sequence.drafts.push(id);
+        sequence.draft.proposals.push(id);
         if task.stop_ids.contains(&id) || k + 1 == wanted {
             break;
         }
         if k == 0 {
-            ahead = sequence.constraint.as_ref().and_then(|constraint| constraint.fork());
+            ahead = sequence.rules.constraint.as_ref().and_then(|constraint| constraint.fork());
         }
         if ahead.as_mut().is_some_and(|ahead| ahead.commit(id).is_err()) {
             break;
         }
-        if let Some(counts) = &mut sequence.counts {
+        if let Some(counts) = &mut sequence.rules.counts {
             new_to_counts.push(counts.push_output(id));
         }
     }
-    if let Some(counts) = &mut sequence.counts {
-        for (&id, &was_new) in sequence.drafts.iter().zip(&new_to_counts).rev() {
+    if let Some(counts) = &mut sequence.rules.counts {
+        for (&id, &was_new) in sequence.draft.proposals.iter().zip(&new_to_counts).rev() {
             counts.take_back_output(id, was_new);
         }
     }

@@ -14,18 +14,16 @@
 //!   the offer is dropped, or until sequences need the memory.
 
 mod delivery;
+mod lookup;
 mod offer;
 mod query;
-mod restore;
-mod service;
+mod transfers;
 
 pub use delivery::{BlockBytes, BlockPlace, Delivery};
-pub(crate) use offer::Door;
-use offer::ExportWork;
+pub(crate) use lookup::{Fetching, Offered, Restoring, StoreLookup, Waiting};
 pub use offer::{ExportError, PrefixOffer};
 pub use query::PrefixQuery;
-pub(crate) use restore::{Begun, External, Fetching, Holds, Restoring};
-pub(crate) use service::Source;
+pub(crate) use transfers::{Transfers, begin_fetches};
 
 use std::sync::Arc;
 

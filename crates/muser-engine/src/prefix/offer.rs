@@ -38,14 +38,14 @@ pub(crate) enum ExportWork {
 }
 
 /// The queue to the engine's thread.
-pub(crate) struct Door {
+pub(crate) struct ExportQueue {
     pub(crate) work: SegQueue<ExportWork>,
     stopped: AtomicBool,
     /// Sequences are being computed.
     pub(crate) computing: AtomicBool,
 }
 
-impl Door {
+impl ExportQueue {
     pub(crate) fn new() -> Self {
         Self { work: SegQueue::new(), stopped: AtomicBool::new(false), computing: AtomicBool::new(false) }
     }
@@ -80,7 +80,7 @@ pub struct PrefixOffer {
     units: Vec<Unit>,
     sliding: Vec<bool>,
     hold: u64,
-    door: Weak<Door>,
+    exports: Weak<ExportQueue>,
     engine: Thread,
 }
 
@@ -90,9 +90,9 @@ impl PrefixOffer {
         units: Vec<Unit>,
         sliding: Vec<bool>,
         hold: u64,
-        door: Weak<Door>,
+        exports: Weak<ExportQueue>,
     ) -> Self {
-        Self { scope, units, sliding, hold, door, engine: std::thread::current() }
+        Self { scope, units, sliding, hold, exports, engine: std::thread::current() }
     }
 
     /// Whose prefix it is.
@@ -107,7 +107,7 @@ impl PrefixOffer {
 
     /// Is the engine computing something? Whoever works in the background may want to go slowly then.
     pub fn engine_is_computing(&self) -> bool {
-        self.door.upgrade().is_some_and(|door| door.computing.load(Ordering::Relaxed))
+        self.exports.upgrade().is_some_and(|exports| exports.computing.load(Ordering::Relaxed))
     }
 
     /// Blocks in it, an unfinished one included.
@@ -133,12 +133,12 @@ impl PrefixOffer {
         buffer: Vec<u8>,
         done: impl FnOnce(Vec<u8>, Result<(), ExportError>) + Send + 'static,
     ) {
-        match self.door.upgrade() {
-            Some(door) => {
+        match self.exports.upgrade() {
+            Some(exports) => {
                 let done: Exported = Box::new(done);
                 let rows = self.units.len().saturating_sub(index * BLOCK_LEN).min(BLOCK_LEN);
                 let work = ExportWork::Copy { hold: self.hold, group, index, rows, buffer, done };
-                door.push(work, &self.engine);
+                exports.push(work, &self.engine);
             }
             None => done(buffer, Err(ExportError::Stopped)),
         }
@@ -161,8 +161,8 @@ impl PrefixOffer {
 
 impl Drop for PrefixOffer {
     fn drop(&mut self) {
-        if let Some(door) = self.door.upgrade() {
-            door.push(ExportWork::Release { hold: self.hold }, &self.engine);
+        if let Some(exports) = self.exports.upgrade() {
+            exports.push(ExportWork::Release { hold: self.hold }, &self.engine);
         }
     }
 }

@@ -45,6 +45,19 @@ pub struct Sampler {
     draft_weights: Vec<f32>,
 }
 
+/// What drawing a token needs besides its row: scratch memory, shared by everything of a turn that draws.
+#[derive(Debug)]
+pub(crate) struct Tools {
+    pub(crate) sampler: Sampler,
+    pub(crate) mask: TokenMask,
+}
+
+impl Tools {
+    pub(crate) fn new(vocab: usize) -> Self {
+        Self { sampler: Sampler::new(), mask: TokenMask::new(vocab) }
+    }
+}
+
 /// Which random number draws the token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DrawKey {

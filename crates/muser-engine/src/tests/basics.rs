@@ -118,7 +118,7 @@ fn without_cache_nothing_is_reused_and_nothing_stays() {
         let answer = bench.ask(Request { cache: false, ..greedy(stem(1, 600), 2) });
         assert_eq!(answer.started().cached_tokens, 0);
     }
-    assert_eq!(bench.driver.scheduler.kv.stats().full.cached, 0);
+    assert_eq!(bench.driver.scheduler.memory.stats().full.cached, 0);
     bench.assert_balanced();
 }
 
@@ -404,11 +404,11 @@ fn cancelling_frees_the_slot_at_the_next_step() {
         let mut bench = Bench::new(2048, 256, &config);
         let submission = bench.submit(greedy(stem(1, prompt), 500)).expect("good");
         bench.turns(turns);
-        assert_eq!(bench.driver.scheduler.running().count(), 1);
+        assert_eq!(bench.driver.scheduler.slots.running().count(), 1);
         drop(submission);
         bench.turn();
-        assert_eq!(bench.driver.scheduler.running().count(), 0);
-        assert_eq!(bench.driver.scheduler.kv.stats().full.used, 0);
+        assert_eq!(bench.driver.scheduler.slots.running().count(), 0);
+        assert_eq!(bench.driver.scheduler.memory.stats().full.used, 0);
         bench.assert_balanced();
     }
 }
@@ -432,10 +432,10 @@ fn cancelling_a_queued_request_disturbs_nobody() {
     let second = bench.submit(greedy(stem(2, 20), 50)).expect("good");
     let mut third = bench.submit(greedy(stem(3, 20), 5)).expect("good");
     bench.turns(4);
-    assert_eq!(bench.driver.scheduler.waiting.len(), 2);
+    assert_eq!(bench.driver.scheduler.waiting().len(), 2);
     drop(second);
     bench.turn();
-    assert_eq!(bench.driver.scheduler.waiting.len(), 1);
+    assert_eq!(bench.driver.scheduler.waiting().len(), 1);
     let answer = bench.finish(&mut first);
     check_exact(&bench, &greedy(stem(1, 20), 50), &answer);
     let answer = bench.finish(&mut third);
@@ -484,7 +484,7 @@ fn the_queue_has_a_limit_a_timeout_and_priorities() {
     let refused = bench.submit(greedy(stem(4, 20), 5)).map(drop);
     assert_eq!(refused, Err(SubmitError::QueueFull { waiting: 2, limit: 2 }));
     bench.turn();
-    assert_eq!(bench.driver.scheduler.waiting[0].task.priority, 1);
+    assert_eq!(bench.driver.scheduler.waiting()[0].task.priority, 1);
     bench.advance(6000);
     bench.turn();
     assert!(matches!(second.try_recv(), Some(Event::Failed(RequestError::QueueTimeout { .. }))));
@@ -594,7 +594,7 @@ fn sequences_that_step_aside_come_back() {
     // Four answers of two blocks in memory for five blocks in all.
     let config = EngineConfig { kv_bytes: Some(2048 * (5 + 16)), ..EngineConfig::default() };
     let mut bench = Bench::new(1024, 256, &config);
-    bench.driver.scheduler.config.lookahead = 8;
+    bench.driver.scheduler.memory.config.lookahead = 8;
     let full = bench.driver.shared().limits.full_blocks;
     assert!(full < 12, "{full}");
     let mut submissions: Vec<_> =

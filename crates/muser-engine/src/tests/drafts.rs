@@ -268,7 +268,7 @@ fn cancelled_preempted_and_failed_rounds_leave_nothing_behind() {
         ..EngineConfig::default()
     };
     let mut bench = Bench::drafting(1024, 256, &config);
-    bench.driver.scheduler.config.lookahead = 4;
+    bench.driver.scheduler.memory.config.lookahead = 4;
     let ask = |i: u64| greedy(stem(i, 200 + 10 * i as usize), 300);
     let mut submissions: Vec<_> = (0..4).map(|i| bench.submit(ask(i)).expect("good")).collect();
     for turn in 0..30 {
@@ -411,10 +411,10 @@ fn where_drafting_sleeps_rows_without_its_context_are_known_for_what_they_are() 
     prompt.extend(stem(7, 5));
     let ask = greedy(prompt.clone(), 40);
     let mut submission = bench.submit(greedy(prompt.clone(), 40)).expect("good");
-    while !bench.driver.scheduler.slots[0].as_ref().is_some_and(|s| s.draft_gap_known) {
+    while found_gap_end(&bench).is_none() {
         bench.turn();
     }
-    let gap_end = bench.driver.scheduler.slots[0].as_ref().map(|s| s.draft_gap_end);
+    let gap_end = found_gap_end(&bench);
     assert!(gap_end.is_some_and(|end| end + 20 > known), "{gap_end:?} of {known}");
     assert_eq!(bench.finish(&mut submission).tokens(0), tokens_of(&ask, 40));
     bench.assert_balanced();
@@ -424,9 +424,13 @@ fn where_drafting_sleeps_rows_without_its_context_are_known_for_what_they_are() 
     let mut bench = Bench::timed(2048, 256, &EngineConfig::default(), cheap);
     bench.ask(greedy(prompt[..known].to_vec(), 20));
     let mut submission = bench.submit(greedy(prompt, 20)).expect("good");
-    while !bench.driver.scheduler.slots[0].as_ref().is_some_and(|s| s.draft_gap_known) {
+    while found_gap_end(&bench).is_none() {
         bench.turn();
     }
-    assert_eq!(bench.driver.scheduler.slots[0].as_ref().map(|s| s.draft_gap_end), Some(0));
+    assert_eq!(found_gap_end(&bench), Some(0));
     bench.finish(&mut submission);
+}
+
+fn found_gap_end(bench: &Bench) -> Option<usize> {
+    bench.driver.scheduler.slots.get(0)?.draft.found_gap_end()
 }

@@ -132,7 +132,7 @@ fn the_tower_takes_a_tenth_of_the_time_of_others_steps() {
     // Slices shorter and longer than a step's share, and longer than a step.
     for (slice_us, seed) in [(300, 1), (3_000, 2), (25_000, 3)] {
         let mut bench = Bench::timed(4096, 300, &config, costs);
-        bench.driver.draft.length = crate::DraftLength::Fixed(0);
+        bench.driver.draft.set_length(crate::DraftLength::Fixed(0));
         bench.tower.slice_us.store(slice_us, Ordering::Relaxed);
         let mut writing = bench.submit(request(stem(9, 10), 3000)).expect("good");
         bench.turns(3);

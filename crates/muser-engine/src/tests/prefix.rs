@@ -17,7 +17,7 @@ fn bench(source: &ScriptedSource) -> Bench {
 
 fn bench_with(source: &ScriptedSource, config: &EngineConfig) -> Bench {
     let mut bench = Bench::new(CONTEXT, WINDOW, config);
-    bench.driver.source = Some(Box::new(source.clone()));
+    bench.driver.set_source(Some(Box::new(source.clone())));
     bench
 }
 

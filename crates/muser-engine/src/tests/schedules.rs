@@ -89,12 +89,12 @@ fn schedule(seed: u64, sources: &mut HashMap<usize, ScriptedSource>) -> [u64; 6]
         if drafts { Bench::drafting(context, window, &config) } else { Bench::new(context, window, &config) };
     if rng.one_in(2) {
         // Admits more than memory may carry, so that sequences must step aside.
-        bench.driver.scheduler.config.lookahead = rng.below(20);
+        bench.driver.scheduler.memory.config.lookahead = rng.below(20);
     }
     // What one schedule leaves, later ones find: each is a restart. Half of them have no source.
     let source = rng.one_in(2).then(|| sources.entry(window).or_default().clone());
     if let Some(source) = &source {
-        bench.driver.source = Some(Box::new(source.clone()));
+        bench.driver.set_source(Some(Box::new(source.clone())));
     }
     let source_faults = rng.one_in(2);
     let long_answers = rng.one_in(3);
@@ -128,7 +128,7 @@ fn schedule(seed: u64, sources: &mut HashMap<usize, ScriptedSource>) -> [u64; 6]
         }
         if drafts {
             // Another length every round: none of them may change a token.
-            bench.driver.draft.length = DraftLength::Fixed(rng.below(16));
+            bench.driver.draft.set_length(DraftLength::Fixed(rng.below(16)));
             if faults && rng.one_in(400) {
                 bench.fail_draft();
             }
@@ -158,7 +158,7 @@ fn schedule(seed: u64, sources: &mut HashMap<usize, ScriptedSource>) -> [u64; 6]
         running.retain(|one| {
             let over = one.submission.is_none() || one.answer.is_over();
             if over {
-                check(one, window, bench.driver.most_positions, seed, faults);
+                check(one, window, bench.driver.scheduler.memory.config.most_positions, seed, faults);
             }
             !over
         });

@@ -9,7 +9,7 @@ fn bench(proposals: usize, candidates: usize) -> Bench {
     let config =
         EngineConfig { parallel: 4, draft_length: DraftLength::Fixed(proposals), ..EngineConfig::default() };
     let mut bench = Bench::drafting(2048, 256, &config);
-    bench.driver.most_candidates = candidates;
+    bench.driver.stepper.set_most_candidates(candidates);
     bench
 }
 
@@ -47,8 +47,8 @@ fn the_text_is_that_of_all_logits() {
     for how in [DraftSampling::Exact, DraftSampling::Rejection] {
         for proposals in [0, 1, 5] {
             let (mut whole, mut few) = (bench(proposals, 0), bench(proposals, 8));
-            whole.driver.draft.sampling = how;
-            few.driver.draft.sampling = how;
+            whole.driver.draft.set_sampling(how);
+            few.driver.draft.set_sampling(how);
             // All together, so that rows of every kind are in one step.
             for kinds in [&kinds[..4], &kinds[2..6], &kinds[4..]] {
                 let submit = |bench: &mut Bench| -> Vec<Vec<u32>> {

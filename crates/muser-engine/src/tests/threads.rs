@@ -158,53 +158,36 @@ fn dropping_the_last_handle_ends_every_stream() {
 }
 
 #[test]
-fn a_prefix_moves_from_one_engine_to_another() {
-    let (first, second) = (spawn(EngineConfig::default()), spawn(EngineConfig::default()));
-    let prompt = stem(1, 1000);
-    let units: Vec<muser_kv::Unit> = prompt.iter().map(|&id| muser_kv::Unit::token(id)).collect();
-    let mut submission = first.submit(greedy(prompt.clone(), 5)).expect("good");
-    while submission.recv().is_some() {}
-    let (send, receive) = std::sync::mpsc::channel();
-    let for_export = units.clone();
-    first
-        .with_cache(move |mut cache| {
-            let mut bytes = std::collections::HashMap::new();
-            let blocks = cache.export(&for_export, |group, index, block| {
-                bytes.insert((group, index), block.to_vec());
-            });
-            let _ = send.send((blocks.expect("exports"), bytes));
-        })
-        .expect("taken");
-    let (blocks, bytes) = receive.recv().expect("it ran");
-    // Three full blocks, and of the window of 256 the one sliding block before the boundary.
-    assert_eq!((blocks, bytes.len()), (3, 4));
-
-    let (send, receive) = std::sync::mpsc::channel();
-    second
-        .with_cache(move |mut cache| {
-            // A block that is missing: nothing becomes known.
-            let refused = cache
-                .import(&units, 3, |group, index| bytes.get(&(group, index)).filter(|_| index != 1).cloned());
-            assert!(!refused.expect("no device error"));
-            assert_eq!(cache.known(&units), 0);
-            let imported = cache.import(&units, 3, |group, index| bytes.get(&(group, index)).cloned());
-            let _ = send.send((imported.expect("no device error"), cache.known(&units)));
-        })
-        .expect("taken");
-    assert_eq!(receive.recv(), Ok((true, 768)));
-    let mut submission = second.submit(greedy(prompt.clone(), 50)).expect("good");
-    let mut tokens = Vec::new();
-    while let Some(event) = submission.recv() {
-        match event {
-            Event::Started(started) => assert_eq!(started.cached_tokens, 768),
-            Event::Token(token) => tokens.push((token.id, token.logit_hash.unwrap_or(0))),
-            _ => {}
+fn forgotten_prefixes_are_read_again() {
+    let engine = spawn(EngineConfig { parallel: 2, ..EngineConfig::default() });
+    let cached = |prompt: &[u32]| {
+        let mut submission = engine.submit(greedy(prompt.to_vec(), 5)).expect("good");
+        let mut cached = None;
+        while let Some(event) = submission.recv() {
+            if let Event::Started(started) = event {
+                cached = Some(started.cached_tokens);
+            }
         }
+        cached.expect("it started")
+    };
+    let prompt = stem(1, 1000);
+    assert_eq!(cached(&prompt), 0);
+    assert_eq!(cached(&prompt), 999);
+    for _ in 0..20 {
+        engine.forget_prefixes();
+        assert_eq!(cached(&prompt), 0);
+        assert_eq!(cached(&prompt), 999);
     }
-    assert_eq!(tokens, expected(&greedy(prompt, 50), 5, 0, 256, 50));
-    // Work that panics hurts nobody; work for a stopped engine is refused or dropped.
-    second.with_cache(|_| panic!("as told")).expect("taken");
-    second.shut_down(Shutdown::Finish);
-    assert!(second.join(Duration::from_secs(20)));
-    assert_eq!(second.with_cache(|_| {}), Err(crate::CacheWorkError::Stopped));
+    // Whoever is running keeps what it has.
+    let mut running = engine.submit(greedy(stem(2, 300), 1000)).expect("good");
+    while !matches!(running.recv(), Some(Event::Token(_))) {}
+    engine.forget_prefixes();
+    let mut tokens = 1;
+    while let Some(event) = running.recv() {
+        tokens += usize::from(matches!(event, Event::Token(_)));
+    }
+    assert_eq!(tokens, 1000);
+    engine.shut_down(Shutdown::Finish);
+    assert!(engine.join(Duration::from_secs(20)));
+    engine.forget_prefixes();
 }
