@@ -28,4 +28,6 @@ pub use executor::{
     largest_of_draft,
 };
 pub use reference::ReferenceExecutor;
-pub use tower::{TowerImage, TowerInfo, check_projector, no_image, no_tower, picture_digest, projector_mark};
+pub use tower::{
+    TowerImage, TowerInfo, TowerStage, check_projector, no_image, no_tower, picture_digest, projector_mark,
+};

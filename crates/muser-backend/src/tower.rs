@@ -46,6 +46,32 @@ impl TowerImage {
     }
 }
 
+/// What a picture goes through, one after the other; what is cut into slices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TowerStage {
+    /// Patches, positions, the first norm.
+    Embed,
+    /// Of a layer: norm, q, k, v and rotation, which every patch must have been through before any can go on.
+    Keys(usize),
+    /// Of a layer: attention and everything after it.
+    Mix(usize),
+    /// Tokens: the last norm, pixel shuffle, adapter.
+    Adapt,
+}
+
+impl TowerStage {
+    /// The stage after this one in a tower of so many layers.
+    pub fn next(self, layers: usize) -> Option<Self> {
+        match self {
+            Self::Embed => Some(Self::Keys(0)),
+            Self::Keys(layer) => Some(Self::Mix(layer)),
+            Self::Mix(layer) if layer + 1 < layers => Some(Self::Keys(layer + 1)),
+            Self::Mix(_) => Some(Self::Adapt),
+            Self::Adapt => None,
+        }
+    }
+}
+
 /// What an attached tower is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TowerInfo {

@@ -339,24 +339,6 @@ template <int D> DEVICE void split(const DigitArgs& p) {
 extern "C" __global__ void __launch_bounds__(SPLIT_UNITS * 128, 1) digits_split_2(const __grid_constant__ DigitArgs p) { split<2>(p); }
 extern "C" __global__ void __launch_bounds__(SPLIT_UNITS * 128, 1) digits_split_1(const __grid_constant__ DigitArgs p) { split<1>(p); }
 
-// Each warp multiplies for itself.
-struct OwnProducts {
-  DEVICE static int first_warp(int warp) { return warp; }
-  DEVICE static int last_warp(int warp) { return warp; }
-  DEVICE static void after_copy() {}
-  template <int D> DEVICE static void scores(float (&s)[8][4], const Queries& q, u32 base, int lane) {
-    unit_scores<D>(s, q, base, 0, lane);
-  }
-  template <int D> DEVICE static void values(float (&o)[16][4], const Weights& a, u32 base, int lane) {
-#pragma unroll
-    for (int nt = 0; nt < 16; nt++) {
-      float v[4];
-      unit_values<D>(v, a, base, nt, lane);
-#pragma unroll
-      for (int e = 0; e < 4; e++) o[nt][e] = __fmaf_rn(v[e], a.w[e >> 1], o[nt][e]);
-    }
-  }
-};
 extern "C" __global__ void __launch_bounds__(MANY_WARPS * 32, 1) digits_many_2(const __grid_constant__ DigitArgs p) {
   walk_tiles<2, MANY_WARPS, MANY_STAGES, OwnProducts>(p);
 }

@@ -174,15 +174,19 @@ struct Weights {
 
 constexpr float RINT = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer, which then lies in the low bits
 
-// 2^s; the function of the definition, operation by operation.
-DEVICE float exp2_exact(float s) {
-  const float t = __fadd_rn(s, RINT), r = __fsub_rn(s, __fsub_rn(t, RINT));
+// 2^r for what rounding took, |r| up to 1/2.
+DEVICE float exp2_fraction(float r) {
   float p = 1.3264725e-3f;
   p = __fmaf_rn(p, r, 9.671513e-3f);
   p = __fmaf_rn(p, r, 5.5507336e-2f);
   p = __fmaf_rn(p, r, 0.24022242f);
   p = __fmaf_rn(p, r, 0.693147f);
-  p = __fmaf_rn(p, r, 1.f);
+  return __fmaf_rn(p, r, 1.f);
+}
+// 2^s; the function of the definition, operation by operation.
+DEVICE float exp2_exact(float s) {
+  const float t = __fadd_rn(s, RINT);
+  const float p = exp2_fraction(__fsub_rn(s, __fsub_rn(t, RINT)));
   return __int_as_float(__float_as_int(p) + (__float_as_int(t) << 23));
 }
 
@@ -201,6 +205,25 @@ DEVICE void code_digits(u32& hi, u32& lo, const float (&x)[4], float scale) {
   for (int e = 0; e < 4; e++) b[e] = __float_as_uint(__fmaf_rn(x[e], scale, RINT + 128.f));
   lo = __byte_perm(__byte_perm(b[0], b[1], 0x0040), __byte_perm(b[2], b[3], 0x0040), 0x5410) ^ 0x80808080u;
   hi = __byte_perm(__byte_perm(b[0], b[1], 0x0051), __byte_perm(b[2], b[3], 0x0051), 0x5410);
+}
+
+// The sum of a row's probabilities and the digits of its weights, from what a lane has of them.
+template <int D>
+DEVICE void row_digits(Weights& a, int h, const float (&x)[16], float (&sum)[4], float f, float largest) {
+#pragma unroll
+  for (int e = 0; e < 4; e++) sum[e] = __fadd_rn(sum[e], __shfl_xor_sync(~0u, sum[e], 2));
+#pragma unroll
+  for (int e = 0; e < 4; e++) sum[e] = __fadd_rn(sum[e], __shfl_xor_sync(~0u, sum[e], 1));
+  a.l[h] = __fadd_rn(__fadd_rn(sum[0], sum[2]), __fadd_rn(sum[1], sum[3]));
+  if (!(fabsf(f) <= 3.402823466e38f)) a.l[h] = __int_as_float(0x7FC00000);
+  largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+  largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+  const float scale = code_scale<D>(a.w[h], largest);
+#pragma unroll
+  for (int m = 0; m < 4; m++) {
+    const float v[4] = {x[4 * m], x[4 * m + 1], x[4 * m + 2], x[4 * m + 3]};
+    code_digits(a.hi[m >> 1][2 * (m & 1) + h], a.lo[m >> 1][2 * (m & 1) + h], v, scale);
+  }
 }
 
 // `first`: position of the unit's first column, in the terms of `rows`.
@@ -232,20 +255,7 @@ DEVICE void unit_weights(Weights& a, float (&s)[8][4], const float (&f)[2], u32 
         x[4 * m + e] = v;
       }
     }
-#pragma unroll
-    for (int e = 0; e < 4; e++) sum[e] = __fadd_rn(sum[e], __shfl_xor_sync(~0u, sum[e], 2));
-#pragma unroll
-    for (int e = 0; e < 4; e++) sum[e] = __fadd_rn(sum[e], __shfl_xor_sync(~0u, sum[e], 1));
-    a.l[h] = __fadd_rn(__fadd_rn(sum[0], sum[2]), __fadd_rn(sum[1], sum[3]));
-    if (!(fabsf(f[h]) <= 3.402823466e38f)) a.l[h] = __int_as_float(0x7FC00000);
-    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-    const float scale = code_scale<D>(a.w[h], largest);
-#pragma unroll
-    for (int m = 0; m < 4; m++) {
-      const float v[4] = {x[4 * m], x[4 * m + 1], x[4 * m + 2], x[4 * m + 3]};
-      code_digits(a.hi[m >> 1][2 * (m & 1) + h], a.lo[m >> 1][2 * (m & 1) + h], v, scale);
-    }
+    row_digits<D>(a, h, x, sum, f[h], largest);
   }
 }
 
@@ -268,6 +278,25 @@ template <int D> DEVICE void unit_values(float (&o)[4], const Weights& a, u32 ba
 #pragma unroll
   for (int e = 0; e < 4; e++) o[e] = __int2float_rn(high[e] * 256 + mixed[e]);
 }
+
+// Each warp multiplies for itself.
+struct OwnProducts {
+  DEVICE static int first_warp(int warp) { return warp; }
+  DEVICE static int last_warp(int warp) { return warp; }
+  DEVICE static void after_copy() {}
+  template <int D> DEVICE static void scores(float (&s)[8][4], const Queries& q, u32 base, int lane) {
+    unit_scores<D>(s, q, base, 0, lane);
+  }
+  template <int D> DEVICE static void values(float (&o)[16][4], const Weights& a, u32 base, int lane) {
+#pragma unroll
+    for (int nt = 0; nt < 16; nt++) {
+      float v[4];
+      unit_values<D>(v, a, base, nt, lane);
+#pragma unroll
+      for (int e = 0; e < 4; e++) o[nt][e] = __fmaf_rn(v[e], a.w[e >> 1], o[nt][e]);
+    }
+  }
+};
 
 DEVICE const u8* block_at(const DigitArgs& p, u32 block, u32 head_offset) {
   return p.kv + (u64)block * p.block_bytes + head_offset;

@@ -21,14 +21,15 @@ DEVICE float head_inverse_rms(const float (&x)[4], float eps) {
   return inverse_rms(__shfl_sync(~0u, s, 1), 128, eps);
 }
 
-DEVICE void hadamard(float (&x)[4], int lane) {
+// Of a head of 4 `lanes` values; `factor`: 1 / sqrt of its length.
+DEVICE void hadamard_of(float (&x)[4], int lane, int lanes, float factor) {
   const float a = __fadd_rn(x[0], x[1]), b = __fsub_rn(x[0], x[1]), c = __fadd_rn(x[2], x[3]), d = __fsub_rn(x[2], x[3]);
   x[0] = __fadd_rn(a, c);
   x[1] = __fadd_rn(b, d);
   x[2] = __fsub_rn(a, c);
   x[3] = __fsub_rn(b, d);
 #pragma unroll 1  // shorter code is faster here
-  for (int o = 1; o < 32; o <<= 1) {
+  for (int o = 1; o < lanes; o <<= 1) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       const float other = __shfl_xor_sync(~0u, x[i], o);
@@ -36,8 +37,9 @@ DEVICE void hadamard(float (&x)[4], int lane) {
     }
   }
 #pragma unroll
-  for (int i = 0; i < 4; i++) x[i] = __fmul_rn(x[i], 0.08838834764831845f);
+  for (int i = 0; i < 4; i++) x[i] = __fmul_rn(x[i], factor);
 }
+DEVICE void hadamard(float (&x)[4], int lane) { hadamard_of(x, lane, 32, 0.08838834764831845f); }
 
 // Codes up to `top` and their scale; what is not finite has codes 0 and the scale `bad`.
 DEVICE float head_codes(const float (&x)[4], float top, float bad, int (&codes)[4]) {
@@ -60,24 +62,31 @@ DEVICE u32 low_digits(const int (&c)[4]) {
   return (c[0] & 255) | (c[1] & 255) << 8 | (c[2] & 255) << 16 | (u32)c[3] << 24;
 }
 
-// A query's digits ([hi 128, lo 128]) and the factor of its scores.
-DEVICE void store_query(float (&x)[4], u8* digits, float* f, float factor, int lane) {
+// A rotated query's digits ([hi 128, lo 128]) and the factor of its scores.
+DEVICE void store_query_digits(const float (&x)[4], u8* digits, float* f, float factor, int lane) {
   int codes[4];
-  hadamard(x, lane);
   const float d = head_codes(x, 32639.f, __int_as_float(0x7FC00000), codes);
   *(u32*)(digits + lane * 4) = high_digits(codes);
   *(u32*)(digits + 128 + lane * 4) = low_digits(codes);
   if (lane == 0) *f = __fmul_rn(d, factor);
 }
-
-template <int D> DEVICE void store_key(float (&x)[4], u8* head, u32 inside, int lane) {
-  int codes[4];
+DEVICE void store_query(float (&x)[4], u8* digits, float* f, float factor, int lane) {
   hadamard(x, lane);
+  store_query_digits(x, digits, f, factor, lane);
+}
+
+template <int D> DEVICE void store_key_digits(const float (&x)[4], u8* head, u32 inside, int lane) {
+  int codes[4];
   const float d = head_codes(x, D == 2 ? 32639.f : 127.f, 0.f, codes);
   u8* k = head + inside * 128 + lane * 4;
   *(u32*)k = D == 2 ? high_digits(codes) : low_digits(codes);
   if (D == 2) *(u32*)(k + PLANE) = low_digits(codes);
   if (lane == 0) *(float*)(head + scales_at<D>() + inside * 4) = d;
+}
+
+template <int D> DEVICE void store_key(float (&x)[4], u8* head, u32 inside, int lane) {
+  hadamard(x, lane);
+  store_key_digits<D>(x, head, inside, lane);
 }
 
 template <int D> DEVICE void store_value(const float (&x)[4], u8* head, u32 inside, int lane) {

@@ -22,6 +22,7 @@ use muser_model::{Draft, Geometry, Matrix, Model};
 
 mod blocks;
 mod drafting;
+mod pictures;
 
 use crate::CudaError;
 use crate::draft::Drafter;
@@ -35,6 +36,7 @@ use crate::matrix::{FEW_ROWS, Product, ProductKernels, Tile};
 use crate::nvrtc;
 use crate::selftest::{self, Card};
 use crate::step_data::{AttentionLimits, StepData, StepShape};
+use crate::tower::Tower;
 use crate::weights::{LayerOnDevice, Weights};
 
 /// Block table entries of a step of few rows, to begin with.
@@ -134,6 +136,7 @@ pub struct CudaExecutor {
     // Dropped in order: graphs and memory before the context.
     graphs: HashMap<StepShape, Graph>,
     drafter: Option<Drafter>,
+    tower: Option<Tower>,
     small: StepData,
     large: StepData,
     full: KvPool,
@@ -215,6 +218,7 @@ impl CudaExecutor {
         Ok(Self {
             graphs: HashMap::new(),
             drafter: None,
+            tower: None,
             small: StepData::new(&context, FEW_ROWS, SMALL_TABLE_LEN)?,
             large: StepData::new(&context, options.max_rows, SMALL_TABLE_LEN)?,
             full: empty()?,
@@ -515,8 +519,6 @@ impl DraftExecutor for CudaExecutor {
         self.drafter.as_ref().is_none_or(|drafter| drafter.rows.has(block, row))
     }
 }
-
-muser_backend::no_tower!(CudaExecutor);
 
 /// Runs of adjacent rows that want something.
 fn runs(wants: &[RowWants], wanted: fn(&RowWants) -> bool) -> impl Iterator<Item = Range<usize>> {

@@ -18,7 +18,9 @@ pub struct KernelFile {
 }
 
 /// Headers that the files include.
-pub const HEADERS: [(&str, &str); 7] = [
+pub const HEADERS: [(&str, &str); 9] = [
+    ("attention_wide.cuh", include_str!("../kernels/attention_wide.cuh")),
+    ("tower_attention.cuh", include_str!("../kernels/tower_attention.cuh")),
     ("attention_digits.cuh", include_str!("../kernels/attention_digits.cuh")),
     ("heads.cuh", include_str!("../kernels/heads.cuh")),
     ("attention.cuh", include_str!("../kernels/attention.cuh")),
@@ -29,7 +31,7 @@ pub const HEADERS: [(&str, &str); 7] = [
 ];
 
 /// All kernel files.
-pub const FILES: [KernelFile; 11] = [
+pub const FILES: [KernelFile; 15] = [
     KernelFile {
         name: "matmul_few",
         source: include_str!("../kernels/matmul_few.cu"),
@@ -97,6 +99,38 @@ pub const FILES: [KernelFile; 11] = [
         name: "attention_wide",
         source: include_str!("../kernels/attention_wide.cu"),
         kernels: &["digits_wide_1", "digits_wide_2"],
+        only_for: Some(90),
+    },
+    KernelFile {
+        name: "matmul_float",
+        source: include_str!("../kernels/matmul_float.cu"),
+        kernels: &["many_float"],
+        only_for: None,
+    },
+    KernelFile {
+        name: "tower",
+        source: include_str!("../kernels/tower.cu"),
+        kernels: &[
+            "tower_patches",
+            "tower_embed",
+            "tower_norm",
+            "tower_merge",
+            "tower_gelu",
+            "tower_rows",
+            "tower_heads",
+        ],
+        only_for: None,
+    },
+    KernelFile {
+        name: "tower_attention",
+        source: include_str!("../kernels/tower_attention.cu"),
+        kernels: &["tower_attend"],
+        only_for: None,
+    },
+    KernelFile {
+        name: "tower_attention_wide",
+        source: include_str!("../kernels/tower_attention_wide.cu"),
+        kernels: &["tower_attend_wide"],
         only_for: Some(90),
     },
     KernelFile {
@@ -225,7 +259,7 @@ impl KernelFile {
                 options.push(format!("-DWARP_ROW_TILES={}", tuning.warp_row_tiles));
                 options.push(format!("-DSTAGES={}", tuning.stages));
             }
-            "attention_digits" => {
+            "attention_digits" | "tower_attention" => {
                 options.push(format!("-DMANY_STAGES={}", tuning.many_stages()));
                 options.push(format!("-DSPLIT_UNITS={}", tuning.split_units));
                 options.push(format!("-DMANY_WARPS={}", tuning.many_warps));
@@ -278,6 +312,11 @@ args! {
         w: u64, act: Act, out: u64, row_bytes: u64, type_id: u32, rows: u32, padded_rows: u32, kb: u32, segments: u32,
         out_segments: u32, first_row: u32, out_rows: u32, first: u32, n: u32, n_all: u32, scale: f32,
     }
+    /// `many_float`
+    FloatArgs {
+        w: u64, x: u64, out: u64, row_bytes: u64, type_id: u32, rows: u32, padded_rows: u32, k: u32, out_segments: u32,
+        first_row: u32, out_rows: u32, n: u32, scale: f32, _padding: u32,
+    }
     /// `embed_rows`
     EmbedArgs {
         table: u64, inputs: u64, embeddings: u64, h: u64, row_bytes: u64, type_id: u32, hidden: u32, eps: f32,
@@ -323,6 +362,29 @@ args! {
     DigitArgs {
         q: u64, f: u64, kv: u64, block_bytes: u64, tiles: u64, groups: u64, counts: u64, tables: u64, part_o: u64, part_l: u64,
         heads: u32, kv_heads: u32, group: u32, window: u32, own: u64, own_bytes: u64, ends: u64,
+    }
+    /// `tower_attend`, `tower_attend_wide`
+    RunArgs { d: DigitArgs, runs: u64, out: u64, from: u32, to: u32, dim: u32, _padding: u32 }
+    /// `tower_patches`
+    PatchArgs { rgb: u64, places: u64, values: u64, x: u64, columns: u32, size: u32, width: u32, _padding: u32 }
+    /// `tower_embed`
+    PositionArgs {
+        part: u64, taps: u64, table: u64, weight: u64, bias: u64, h: u64, segments: u32, n: u32, hidden: u32, eps: f32,
+    }
+    /// `tower_norm`
+    TowerNormArgs {
+        part: u64, part_bias: u64, h: u64, weight: u64, bias: u64, act: Act, segments: u32, n: u32, hidden: u32, eps: f32,
+    }
+    /// `tower_merge`
+    MergeArgs { h: u64, patches: u64, weight: u64, bias: u64, act: Act, squares: u32, hidden: u32, eps: f32, _padding: u32 }
+    /// `tower_gelu`
+    GeluArgs { part: u64, bias: u64, act: Act, segments: u32, n: u32 }
+    /// `tower_rows`
+    RowsArgs { part: u64, out: u64, act: Act, segments: u32, n: u32, width: u32, _padding: u32 }
+    /// `tower_heads`
+    HeadArgs {
+        part: u64, bias: u64, rope: u64, slots: u64, q: u64, f: u64, kv: u64, block_bytes: u64, segments: u32, n: u32,
+        heads: u32, dim: u32, factor: f32, hadamard: f32,
     }
     /// `kv_transpose`
     TransposeArgs { src: u64, dst: u64, digits: u32, out: u32 }

@@ -19,6 +19,7 @@ mod matrix;
 pub mod nvrtc;
 pub mod selftest;
 mod step_data;
+mod tower;
 mod weights;
 
 pub use error::CudaError;

@@ -11,13 +11,17 @@ use muser_gguf::GgmlType;
 use crate::CudaError;
 use crate::driver::{Buffer, Context, Function, Launch, Stream};
 use crate::executor::Prefill;
-use crate::kernels::{Act, AnyArgs, FewArgs, ManyArgs, SplitArgs, Tuning, WideArgs};
+use crate::kernels::{Act, AnyArgs, FewArgs, FloatArgs, ManyArgs, SplitArgs, Tuning, WideArgs};
 
 /// Most rows that the few-row kernel takes in one launch.
 pub(crate) const FEW_ROWS: usize = 16;
 /// Up to here launches of the few-row kernel, one after the other, beat the kernel of many rows, which writes the digits of
 /// all weights first (on an H200, full-size file: 44.3 against 52.6 ms a step at 128 rows, 17.3 against 45.3 at 48).
 pub(crate) const FEW_PASSES_ROWS: usize = 128;
+/// Most rows that a float matrix takes row by row.
+const ANY_ROWS: usize = 8;
+/// Rows and tokens of a CTA of the float kernel of many rows.
+const FLOAT_TILE: u32 = 32;
 /// Ring slots of a warp of the few-row kernel: at least, at most.
 const FEW_STAGES: [u32; 2] = [3, 6];
 /// Its warps: at least, at most.
@@ -254,6 +258,8 @@ pub(crate) struct ProductKernels {
     many: [Function; 4],
     /// By kind, for 1 and 8 rows.
     any: [[Function; 2]; 3],
+    /// Float weights with many rows.
+    many_float: Function,
     /// On Hopper.
     wide: Option<WideKernels>,
     multiprocessors: u32,
@@ -288,6 +294,7 @@ impl ProductKernels {
                 [find("any_small_1")?, find("any_small_8")?],
                 [find("any_float_1")?, find("any_float_8")?],
             ],
+            many_float: find("many_float")?,
             wide: match find("wide_q4k") {
                 Err(_) => None,
                 Ok(q4k) => Some(WideKernels {
@@ -387,6 +394,9 @@ impl ProductKernels {
         n: usize,
     ) -> Result<(), CudaError> {
         let padded_rows = part.rows.next_multiple_of(16);
+        if part.kind == AnyKind::Float && n > ANY_ROWS {
+            return self.many_float(stream, product, part, act, out, n);
+        }
         let args = AnyArgs {
             w: part.address,
             act,
@@ -411,6 +421,36 @@ impl ProductKernels {
         let grid = (padded_rows.div_ceil(rows_of_cta), (n as u32).div_ceil(tokens));
         // It waits for the whole kernel before, so that it may read through the first-level cache.
         stream.launch(&function, Launch { overlap: false, ..Launch::new(grid, 256) }, &args)
+    }
+
+    fn many_float(
+        &self,
+        stream: &Stream,
+        product: &Product,
+        part: &RawPart,
+        act: Act,
+        out: u64,
+        n: usize,
+    ) -> Result<(), CudaError> {
+        let padded_rows = part.rows.next_multiple_of(16);
+        let args = FloatArgs {
+            w: part.address,
+            x: act.f,
+            out,
+            row_bytes: part.row_bytes as u64,
+            type_id: part.ty.id(),
+            rows: part.rows,
+            padded_rows,
+            k: product.k as u32,
+            out_segments: product.output_segments(n),
+            first_row: part.first_row,
+            out_rows: product.out_rows as u32,
+            n: n as u32,
+            scale: part.scale,
+            _padding: 0,
+        };
+        let grid = (padded_rows.div_ceil(FLOAT_TILE), (n as u32).div_ceil(FLOAT_TILE));
+        stream.launch(&self.many_float, Launch::new(grid, 256), &args)
     }
 
     fn few(

@@ -2,17 +2,18 @@
 //!
 //! Where there is none, each test is in the list of those that did not run, which `cargo xtask test` prints.
 
-use muser_backend::DraftExecutor as _;
 use std::path::Path;
+use std::time::Duration;
 
+use muser_backend::arith::vision::PositionRule;
 use muser_backend::conformance::{
     cleared_rows_tell_nothing, draft_invariance, draft_logits, import_continues, row_invariance,
     skipped_context_is_blank,
 };
-use muser_backend::{Executor, KvType};
+use muser_backend::{DraftExecutor as _, Executor, KvType, TowerExecutor as _, TowerImage};
 use muser_cpu::{CpuExecutor, CpuOptions};
 use muser_cuda::{CudaError, CudaExecutor, CudaOptions, device, selftest};
-use muser_model::{Draft, Model};
+use muser_model::{Draft, Model, Projector};
 
 fn card() -> bool {
     match device::probe(0) {
@@ -128,6 +129,38 @@ fn proposals_do_not_depend_on_company_and_a_context_left_out_is_blank() {
         let target_bytes = layers * g.kv_heads * kv.head_bytes(g.head_dim) * muser_kv::BLOCK_LEN;
         draft_invariance(|| drafting(&model, kv), g, 1, 4, 700);
         skipped_context_is_blank(|| drafting(&model, kv), g, target_bytes);
+    }
+}
+
+/// E8 with pictures: rows of the card are those of the CPU, in whatever slices.
+#[test]
+fn rows_of_pictures_are_those_of_the_cpu() {
+    if !card() {
+        return;
+    }
+    let model = tiny();
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/mmproj-muse-tiny-Q8_0.gguf");
+    let projector = Projector::load(path).expect("the projector in the repository loads");
+    let mut cpu = CpuExecutor::new(model.clone(), CpuOptions::default()).expect("loads");
+    let mut cuda = executor(&model, KvType::Int16);
+    for rule in PositionRule::ALL {
+        cpu.attach_projector(projector.clone(), rule).expect("fits");
+        cuda.attach_projector(projector.clone(), rule).expect("fits");
+        assert_eq!(cpu.tower(), cuda.tower());
+        for (rows, cols) in [(1, 1), (3, 5), (8, 9), (2, 40)] {
+            let bytes = (0..(rows * cols * 28 * 28 * 3) as u64).map(|i| ((i * 2_654_435_761) >> 13) as u8);
+            let image = TowerImage { rows, cols, rgb: bytes.collect() };
+            let encode = |executor: &mut dyn Executor, time: Duration| {
+                let mut rows = Vec::new();
+                executor.begin_image(&image).expect("begins");
+                while !executor.encode_image(time, &mut rows).expect("goes on") {}
+                rows
+            };
+            let expected = encode(&mut cpu, Duration::ZERO);
+            for time in [Duration::ZERO, Duration::from_mins(1)] {
+                assert!(encode(cuda.as_mut(), time) == expected, "{rule:?} {rows}x{cols} {time:?}");
+            }
+        }
     }
 }
 

@@ -12,7 +12,9 @@ use muser_cuda::nvrtc;
 
 /// Kernels that spill a little, by architecture: where 512 threads leave 128 registers to two accumulators of 32 rows x
 /// 32 tokens, and where a row of up to 32 warps leaves 64. What spills are addresses, outside the inner loop.
-const KNOWN_SPILLS: [(&str, &[u32]); 12] = [
+const KNOWN_SPILLS: [(&str, &[u32]); 14] = [
+    ("many_float", &[80]),
+    ("tower_attend", &[80]),
     ("few_q5k_16", &[90]),
     ("many_q4k", &[90, 100]),
     ("many_q5k", &[90, 100]),
@@ -89,7 +91,9 @@ fn asked_for(kernel: &str, arch: u32) -> u32 {
         "digits_split_1" => tuning.split_shared_bytes(Digits::One),
         "digits_split_2" => tuning.split_shared_bytes(Digits::Two),
         "digits_many_1" | "digits_wide_1" => tuning.many_shared_bytes(Digits::One),
-        "digits_many_2" | "digits_wide_2" => tuning.many_shared_bytes(Digits::Two),
+        "digits_many_2" | "digits_wide_2" | "tower_attend" | "tower_attend_wide" => {
+            tuning.many_shared_bytes(Digits::Two)
+        }
         "digits_combine" => COMBINE_RING_BYTES,
         _ => 0,
     }

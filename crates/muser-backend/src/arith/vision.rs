@@ -3,14 +3,20 @@
 //!
 //! Patches are ordered window by window (windows in raster order, patches inside a window in raster order), so that a window is a
 //! run of rows. In layers with windows each window's K and V begin in a block of their own; in full layers the blocks are filled by
-//! all patches in this order. Attention is that of the text model's float KV with f16 keys and values, every patch seeing
-//! all keys of its run.
+//! all patches in this order. Attention is that of the text model with 16-bit K and V and a running maximum ([`attention`]), every
+//! patch seeing all keys of its run.
 //!
 //! One row: `x = product + P` with `P` the chain of [`position`]; norms by [`layer_norm`]; a product's bias is added to the finished
 //! product, `q` and `k` rotate then (`a c - b s`, `a s + b c`, each operation rounded), `h = h + (product + bias)`, [`gelu`] of
 //! `product + bias`.
 
+pub mod attention;
+
 use super::{inverse_rms, row_sums};
+
+/// The numeric route of every backend that computes a tower like this: equal names, equal bits. Its number rises when any bit of any
+/// row may change.
+pub const ROUTE: &str = "exact-tower-1";
 
 /// Base of the rotation, on both axes.
 pub const ROPE_THETA: f64 = 10_000.0;
@@ -188,6 +194,25 @@ pub fn axis_rotation(place: usize, inverse_frequencies: &[f64], cos: &mut [f32],
     for ((frequency, cos), sin) in inverse_frequencies.iter().zip(cos).zip(sin) {
         (*cos, *sin) = super::rotation(place + 1, *frequency);
     }
+}
+
+/// `cos` of a head's pairs, then `sin`, of each patch of `order`: columns turn the first half of the pairs, rows the second.
+pub fn rotations(head_dim: usize, order: &[(usize, usize)], grid: PatchGrid) -> Vec<f32> {
+    let frequencies = axis_frequencies(head_dim);
+    let quarter = frequencies.len();
+    let longest = grid.rows.max(grid.cols);
+    let (mut cos, mut sin) = (vec![0.0; longest * quarter], vec![0.0; longest * quarter]);
+    for (place, (cos, sin)) in cos.chunks_mut(quarter).zip(sin.chunks_mut(quarter)).enumerate() {
+        axis_rotation(place, &frequencies, cos, sin);
+    }
+    let mut all = Vec::with_capacity(order.len() * head_dim);
+    for (y, x) in order {
+        for table in [&cos, &sin] {
+            all.extend_from_slice(&table[x * quarter..][..quarter]);
+            all.extend_from_slice(&table[y * quarter..][..quarter]);
+        }
+    }
+    all
 }
 
 /// Rotation of each pair of a head along one axis: half of the pairs turn by the column, the other half by the row.

@@ -81,7 +81,7 @@ impl Heads {
                 scale: 1.0 / (self.dim as f32).sqrt(),
             }),
             Head::Digits(at, head) => {
-                KvView::Digits(DigitKv { first: layer.wrapping_add(at), block_stride, head })
+                KvView::Digits(DigitKv { first: layer.wrapping_add(at), block_stride, head, bounded: true })
             }
         }
     }

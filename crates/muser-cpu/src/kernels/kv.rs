@@ -12,7 +12,7 @@ use crate::simd::Simd;
 
 /// Most queries of a tile.
 pub(crate) const TILE_QUERIES: usize = 64;
-/// Values of a partial result before the outputs. Floats: maximum, sum. Digits: nothing, sum.
+/// Values of a partial result before the outputs: maximum (of digits only where scores are not bounded), sum.
 pub(crate) const STATE_HEAD: usize = 2;
 
 /// One layer's K and V of one key head, in all blocks.
@@ -20,6 +20,17 @@ pub(crate) const STATE_HEAD: usize = 2;
 pub(crate) enum KvView {
     Float(FloatKv),
     Digits(DigitKv),
+}
+
+impl KvView {
+    /// The same for queries and keys whose scores nothing bounds (`arith::vision::attention`).
+    pub(crate) fn unbounded(self) -> Self {
+        match self {
+            KvView::Digits(kv) => KvView::Digits(DigitKv { bounded: false, ..kv }),
+            // A maximum is carried anyway.
+            KvView::Float(_) => self,
+        }
+    }
 }
 
 /// One tile of queries. Query `i` is head `i % heads` of row `i / heads`.

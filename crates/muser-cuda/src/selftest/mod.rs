@@ -8,6 +8,7 @@ mod draft;
 mod products;
 mod rounded;
 mod steps;
+mod tower;
 
 use std::sync::Arc;
 
@@ -46,7 +47,8 @@ pub fn run(index: usize) -> Result<Report, CudaError> {
     for digits in [Digits::Two, Digits::One] {
         of_widths += digits::check(&card, digits, &mut random)? + draft::check(&card, digits, &mut random)?;
     }
-    Ok(Report { compared: compared + steps + of_widths })
+    let of_tower = tower::check(&card, &mut random)?;
+    Ok(Report { compared: compared + steps + of_widths + of_tower })
 }
 
 /// Products of many rows with weights rounded to 8 bits, where the card has kernels for that.
@@ -90,6 +92,15 @@ pub(crate) fn of_draft(card: &Card<'_>, types: &[GgmlType], digits: Digits) -> R
         types.iter().filter(|ty| AnyKind::of(**ty).is_some()).map(|ty| vec![*ty]).collect();
     let compared = products::check(card, &products, Extent::BRIEF, &mut random)?;
     Ok(Report { compared: compared + draft::check(card, digits, &mut random)? })
+}
+
+/// What a vision tower needs besides, with products of weight types that the model does not have.
+pub(crate) fn of_tower(card: &Card<'_>, types: &[GgmlType]) -> Result<Report, CudaError> {
+    let mut random = Random::new(10);
+    let products: Vec<Vec<GgmlType>> =
+        types.iter().filter(|ty| AnyKind::of(**ty).is_some()).map(|ty| vec![*ty]).collect();
+    let compared = products::check(card, &products, Extent::BRIEF, &mut random)?;
+    Ok(Report { compared: compared + tower::check(card, &mut random)? })
 }
 
 /// What checks run on.

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use muser_backend::arith::MatrixRole;
 use muser_backend::arith::vision::{self, PatchGrid, PositionRule};
-use muser_backend::{ExecError, KvType, TowerImage, TowerInfo, no_image};
+use muser_backend::{ExecError, KvType, TowerImage, TowerInfo, TowerStage as Stage, no_image};
 use muser_gguf::GgmlType;
 use muser_kv::{BLOCK_LEN, BlockId};
 use muser_model::Projector;
@@ -29,9 +29,6 @@ use crate::options::Repack;
 use crate::pool::Pool;
 use crate::weights::Bound;
 use slice::Slice;
-
-/// Revision of the tower's arithmetic.
-const ROUTE: &str = "cpu-tower-1";
 
 /// Patches of a slice: enough for the products, few enough for the steps that wait behind it.
 const SLICE: usize = 128;
@@ -79,15 +76,6 @@ struct SliceBuffers {
     panels: PanelBuffers,
 }
 
-/// What is done next, to the patches (of [`Stage::Adapt`] the tokens) from `at` on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    Embed,
-    Keys(usize),
-    Mix(usize),
-    Adapt,
-}
-
 /// A picture on its way.
 struct Work {
     image: TowerImage,
@@ -111,6 +99,7 @@ struct Work {
     /// K and V of one layer.
     kv: Vec<u64>,
     rows: Vec<f32>,
+    /// What is done next, to the patches (of [`Stage::Adapt`] the tokens) from `at` on.
     stage: Stage,
     at: usize,
 }
@@ -153,12 +142,12 @@ impl Tower {
         let widest = c.patch_values().max(c.merged()).max(c.ffn).max(projector.adapter);
         let of = |width: usize| vec![0.0f32; SLICE * width];
         Ok(Self {
-            info: TowerInfo::new(ROUTE, &projector, rule),
+            info: TowerInfo::new(vision::ROUTE, &projector, rule),
             patches,
             layers,
             adapters: [first, second, third],
             values: vision::values_of_bytes(c.mean, c.std),
-            heads: Heads { kv_type: KvType::F16, count: c.heads, dim: c.head_dim() },
+            heads: Heads { kv_type: KvType::Int16, count: c.heads, dim: c.head_dim() },
             buffers: SliceBuffers {
                 a: of(widest),
                 k: of(c.hidden),
@@ -168,7 +157,7 @@ impl Tower {
                 wide: of(c.ffn.max(projector.adapter)),
                 panels: PanelBuffers::new(SLICE, widest.next_multiple_of(256), super_blocks, small_blocks),
             },
-            scratch: thread_scratch(pool.threads(), SLICE, c.head_dim(), KvType::F16),
+            scratch: thread_scratch(pool.threads(), SLICE, c.head_dim(), KvType::Int16),
             copy,
             projector,
             rule,
@@ -217,7 +206,7 @@ impl Tower {
             let work = self.work.as_mut().ok_or_else(no_image)?;
             work.at += count;
             if work.at == total {
-                let Some(next) = next_stage(stage, self.projector.layers.len()) else {
+                let Some(next) = stage.next(self.projector.layers.len()) else {
                     rows.clear();
                     rows.append(&mut work.rows);
                     self.work = None;
@@ -251,7 +240,7 @@ impl Tower {
         Work {
             image: image.clone(),
             grid,
-            rope: self.rotations(&order, grid),
+            rope: vision::rotations(c.head_dim(), &order, grid),
             order,
             ends,
             window,
@@ -265,36 +254,6 @@ impl Tower {
             stage: Stage::Embed,
             at: 0,
         }
-    }
-
-    /// Columns turn the first half of a head's pairs, rows the second.
-    fn rotations(&self, order: &[(usize, usize)], grid: PatchGrid) -> Vec<f32> {
-        let dim = self.projector.config.head_dim();
-        let frequencies = vision::axis_frequencies(dim);
-        let quarter = frequencies.len();
-        let longest = grid.rows.max(grid.cols);
-        let (mut cos, mut sin) = (vec![0.0; longest * quarter], vec![0.0; longest * quarter]);
-        for (place, (cos, sin)) in cos.chunks_mut(quarter).zip(sin.chunks_mut(quarter)).enumerate() {
-            vision::axis_rotation(place, &frequencies, cos, sin);
-        }
-        let mut all = Vec::with_capacity(order.len() * dim);
-        for (y, x) in order {
-            for table in [&cos, &sin] {
-                all.extend_from_slice(&table[x * quarter..][..quarter]);
-                all.extend_from_slice(&table[y * quarter..][..quarter]);
-            }
-        }
-        all
-    }
-}
-
-fn next_stage(stage: Stage, layers: usize) -> Option<Stage> {
-    match stage {
-        Stage::Embed => Some(Stage::Keys(0)),
-        Stage::Keys(layer) => Some(Stage::Mix(layer)),
-        Stage::Mix(layer) if layer + 1 < layers => Some(Stage::Keys(layer + 1)),
-        Stage::Mix(_) => Some(Stage::Adapt),
-        Stage::Adapt => None,
     }
 }
 

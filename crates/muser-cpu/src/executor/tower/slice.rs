@@ -311,7 +311,7 @@ impl<'a> Slice<'a> {
             let (patch, rows, block, keys) = tiles[item / self.heads.count];
             let head = item % self.heads.count;
             let tile = Tile {
-                kv: self.heads.view(self.kv, head, self.heads.bytes()),
+                kv: self.heads.view(self.kv, head, self.heads.bytes()).unbounded(),
                 head_dim: dim,
                 table: &self.blocks[block..],
                 first_block: 0,

@@ -16,11 +16,12 @@ mod weigh;
 use std::ops::Range;
 
 use muser_backend::arith::attention::{Digits, UNIT, score_factor};
+use muser_backend::arith::vision::attention::{NO_PEAK, decay};
 use muser_backend::kv_layout::HeadLayout;
 use muser_kv::{BLOCK_LEN, BlockId};
 
 use self::products::{Ahead, Plane, Words, products};
-use self::weigh::{Weighed, weigh};
+use self::weigh::{Weighed, weigh, weigh_running};
 use super::kv::{STATE_HEAD, TILE_QUERIES};
 use crate::simd::Simd;
 
@@ -34,6 +35,8 @@ pub(crate) struct DigitKv {
     /// Bytes from one block to the next.
     pub(crate) block_stride: usize,
     pub(crate) head: HeadLayout,
+    /// Are scores bounded, so that no maximum is carried?
+    pub(crate) bounded: bool,
 }
 
 impl DigitKv {
@@ -82,6 +85,8 @@ pub(crate) struct Scratch {
     o: Lines,
     /// Sums of probabilities of one block.
     l: Vec<f32>,
+    /// Largest scores of one block.
+    peak: Vec<f32>,
     /// What queries have gathered, `[query][2 + head_dim]`.
     state: Vec<f32>,
     /// A rotated query.
@@ -110,6 +115,7 @@ impl Scratch {
             words: Lines::new(UNIT * head_dim),
             o: Lines::new(SLOTS * head_dim),
             l: vec![0.0; SLOTS],
+            peak: vec![NO_PEAK; SLOTS],
             state: vec![0.0; TILE_QUERIES * (STATE_HEAD + head_dim)],
             row: vec![0.0; head_dim],
         }
@@ -131,10 +137,18 @@ pub(super) unsafe fn attend<S: Simd>(
     let state = scratch.state.as_mut_ptr();
     state.write_bytes(0, queries * size);
     let blocks = tile.blocks();
+    if !tile.kv.bounded {
+        (0..queries).for_each(|i| *state.add(i * size) = NO_PEAK);
+    }
     for block in blocks.clone() {
         one_block::<S>(tile, block, blocks.end, scratch);
         for i in 0..queries {
-            add::<S>(state.add(i * size), scratch.l[i], scratch.o.ptr::<f32>().add(i * dim), dim);
+            let (state, l, o) = (state.add(i * size), scratch.l[i], scratch.o.ptr::<f32>().add(i * dim));
+            if tile.kv.bounded {
+                add::<S>(state, l, o, dim);
+            } else {
+                add_decayed::<S>(state, scratch.peak[i], l, o, dim);
+            }
         }
     }
     for i in 0..queries {
@@ -198,6 +212,30 @@ unsafe fn add<S: Simd>(state: *mut f32, l: f32, o: *const f32, dim: usize) {
     }
 }
 
+/// The same where both have a maximum.
+#[inline(always)]
+unsafe fn add_decayed<S: Simd>(state: *mut f32, block_peak: f32, l: f32, o: *const f32, dim: usize) {
+    let peak = if *state > block_peak { *state } else { block_peak };
+    let (here, there) = (decay(*state - peak), decay(block_peak - peak));
+    *state = peak;
+    *state.add(1) = *state.add(1) * here + l * there;
+    let (here, there) = (S::f_splat(here), S::f_splat(there));
+    for d in (0..dim).step_by(S::N) {
+        let to = state.add(STATE_HEAD + d);
+        let sum = S::f_add(S::f_mul(S::f_load(to), here), S::f_mul(S::f_load(o.add(d)), there));
+        S::f_store(to, sum);
+    }
+}
+
+/// Multiplies what a query has gathered in a block.
+#[inline(always)]
+unsafe fn scale<S: Simd>(o: *mut f32, factor: f32, dim: usize) {
+    let factor = S::f_splat(factor);
+    for d in (0..dim).step_by(S::N) {
+        S::f_store(o.add(d), S::f_mul(S::f_load(o.add(d)), factor));
+    }
+}
+
 #[inline(always)]
 unsafe fn finish<S: Simd>(state: *const f32, out: *mut f32, dim: usize) {
     let inverse = inverse::<S>(*state.add(1));
@@ -246,14 +284,16 @@ struct Unit {
 /// Leaves each query's sum in `scratch.l` and its outputs in `scratch.o`. `end_block` is where the caller ends.
 #[inline(always)]
 unsafe fn one_block<S: Simd>(tile: &Tile<'_>, block: usize, end_block: usize, scratch: &mut Scratch) {
-    match tile.kv.head.digits {
-        Digits::One => block_of::<S, false>(tile, block, end_block, scratch),
-        Digits::Two => block_of::<S, true>(tile, block, end_block, scratch),
+    match (tile.kv.head.digits, tile.kv.bounded) {
+        (Digits::One, true) => block_of::<S, false, true>(tile, block, end_block, scratch),
+        (Digits::Two, true) => block_of::<S, true, true>(tile, block, end_block, scratch),
+        (Digits::Two, false) => block_of::<S, true, false>(tile, block, end_block, scratch),
+        (Digits::One, false) => unreachable!("a tower's K and V have 16 bits"),
     }
 }
 
 #[inline(always)]
-unsafe fn block_of<S: Simd, const TWO: bool>(
+unsafe fn block_of<S: Simd, const TWO: bool, const BOUNDED: bool>(
     tile: &Tile<'_>,
     block: usize,
     end_block: usize,
@@ -270,11 +310,14 @@ unsafe fn block_of<S: Simd, const TWO: bool>(
 
     scratch.o.ptr::<f32>().write_bytes(0, queries * tile.head_dim);
     scratch.l[..queries].fill(0.0);
+    if !BOUNDED {
+        scratch.peak[..queries].fill(NO_PEAK);
+    }
     for unit in (first / UNIT * UNIT..end).step_by(UNIT) {
         let unit =
             Unit { block: this, at: unit, seen: (first.max(unit) - unit, end.min(unit + UNIT) - unit) };
         scores::<S, TWO>(tile, unit, Ahead::values(head, this, unit.at), scratch);
-        weights::<S, TWO>(tile, unit, base, scratch);
+        weights::<S, TWO, BOUNDED>(tile, unit, base, scratch);
         let ahead = if unit.at + UNIT < end {
             Ahead::keys(head, this, unit.at + UNIT)
         } else {
@@ -332,7 +375,12 @@ fn direct_groups<S: Simd>() -> usize {
 
 /// Weights of the unit's positions for every query.
 #[inline(always)]
-unsafe fn weights<S: Simd, const TWO: bool>(tile: &Tile<'_>, unit: Unit, base: usize, scratch: &mut Scratch) {
+unsafe fn weights<S: Simd, const TWO: bool, const BOUNDED: bool>(
+    tile: &Tile<'_>,
+    unit: Unit,
+    base: usize,
+    scratch: &mut Scratch,
+) {
     let head = tile.kv.head;
     let dk = unit.block.add(head.k_scales()).cast::<f32>().add(unit.at);
     let dv = unit.block.add(head.v_scales()).cast::<f32>().add(unit.at);
@@ -352,6 +400,23 @@ unsafe fn weights<S: Simd, const TWO: bool>(tile: &Tile<'_>, unit: Unit, base: u
             let t = scratch.t.ptr::<i32>().add(i * UNIT).cast_const();
             let x = scratch.x.ptr::<i32>().add(i * words);
             let f = scratch.query[i].f;
+            if !BOUNDED {
+                let before = scratch.peak[i];
+                let (weighed, peak) = if whole {
+                    weigh_running::<S, false>(t, dk, dv, f, mask.as_ptr(), before, x)
+                } else {
+                    weigh_running::<S, true>(t, dk, dv, f, mask.as_ptr(), before, x)
+                };
+                if peak > before {
+                    let factor = decay(before - peak);
+                    scratch.peak[i] = peak;
+                    scratch.l[i] *= factor;
+                    scale::<S>(scratch.o.ptr::<f32>().add(i * head.dim), factor, head.dim);
+                }
+                scratch.l[i] += weighed.l;
+                scratch.weighed[i] = weighed;
+                continue;
+            }
             let weighed = if whole {
                 weigh::<S, TWO, false>(t, dk, dv, f, mask.as_ptr(), x)
             } else {

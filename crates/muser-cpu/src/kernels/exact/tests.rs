@@ -79,7 +79,8 @@ impl Memory {
     }
 
     fn view(&mut self) -> DigitKv {
-        DigitKv { first: self.bytes.as_mut_ptr().cast(), block_stride: self.head.bytes(), head: self.head }
+        let (first, block_stride) = (self.bytes.as_mut_ptr().cast(), self.head.bytes());
+        DigitKv { first, block_stride, head: self.head, bounded: true }
     }
 
     fn store(&mut self, kernels: &Kernels, inputs: &Inputs) {
@@ -188,6 +189,66 @@ fn every_set_gives_the_bits_of_the_definition() {
             seed += 1;
             let case = Case { digits, dim, heads, start, rows, window };
             check(&case, &case.inputs(seed));
+        }
+    }
+}
+
+/// Keys that end together, and scores of any size: the attention of a vision tower.
+#[test]
+fn every_set_gives_the_bits_of_the_tower() {
+    for (seed, (dim, keys, rows, size)) in
+        [(64, 1, 1, 1.0), (96, 700, 70, 3.0), (64, 300, 9, 400.0), (128, 513, 3, 1e20), (16, 66, 64, 0.0)]
+            .into_iter()
+            .enumerate()
+    {
+        let case = Case { digits: Digits::Two, dim, heads: 1, start: 0, rows: keys, window: usize::MAX };
+        let mut inputs = case.inputs(seed as u64);
+        inputs.k.iter_mut().for_each(|x| *x *= size);
+        inputs.q.iter_mut().for_each(|x| *x *= size);
+        // A maximum that comes late, and queries that see nothing but themselves.
+        inputs.k[(keys - 1) * dim] += 50.0 * size;
+        inputs.q[0] = if rows > 60 { f32::NAN } else { 1.0 };
+        let stored = |x: &[f32], key: bool| {
+            let mut x = x.to_vec();
+            if key {
+                hadamard(&mut x);
+            }
+            StoredHead::of(&x, Digits::Two)
+        };
+        let k: Vec<_> = inputs.k.chunks(dim).map(|x| stored(x, true)).collect();
+        let v: Vec<_> = inputs.v.chunks(dim).map(|x| stored(x, false)).collect();
+        let queries = &inputs.q[..rows.min(keys) * dim];
+        let expected: Vec<f32> = queries
+            .chunks(dim)
+            .flat_map(|q| muser_backend::arith::vision::attention::attend(q, &k, &v))
+            .collect();
+        for isa in sets() {
+            let kernels = Kernels::of(isa);
+            for stale in [0, 0xff, 0x7f] {
+                let mut memory = Memory::new(&case, stale);
+                memory.store(kernels, &inputs);
+                let kv = KvView::Digits(memory.view()).unbounded();
+                let mut scratch = kv::Scratch::Digits(Scratch::new(dim));
+                let mut found = vec![0.0; queries.len()];
+                for row in (0..queries.len() / dim).step_by(TILE_QUERIES) {
+                    let tile = kv::Tile {
+                        kv,
+                        head_dim: dim,
+                        table: &memory.table,
+                        first_block: 0,
+                        start: 0,
+                        rows: TILE_QUERIES.min(queries.len() / dim - row),
+                        heads: 1,
+                        window: usize::MAX,
+                        end: Some(keys),
+                        q: queries[row * dim..].as_ptr(),
+                        q_stride: dim,
+                    };
+                    // SAFETY: the tile describes memory that lives, the output has room for its rows.
+                    unsafe { (kernels.attend)(&tile, found[row * dim..].as_mut_ptr(), dim, &mut scratch) };
+                }
+                assert!(same(&found, &expected), "{} {dim} {keys} {size}, stale {stale:#x}", isa.name());
+            }
         }
     }
 }

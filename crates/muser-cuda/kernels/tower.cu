@@ -1,0 +1,284 @@
+// The small steps of a vision tower between its products: patches, positions, layer norms, heads, GELU, pixel shuffle. Every
+// operation and the order of every sum is that of `muser_backend::arith::vision` and of the CPU's kernels.
+//
+// One warp owns one super-block of 256 values (8 a lane) or one head of at most 128 (4 a lane).
+#include "heads.cuh"
+
+DEVICE float lanes_sum(float s) {
+#pragma unroll
+  for (int o = 16; o; o >>= 1) s = __fadd_rn(s, __shfl_xor_sync(~0u, s, o));
+  return s;
+}
+// Sum over a row of which every warp of the CTA has one super-block, from the sums of lanes.
+DEVICE float row_sum(float s, float* red, int blocks) {
+  const int lane = threadIdx.x & 31;
+  s = lanes_sum(s);
+  __syncthreads();
+  if (lane == 0) red[threadIdx.x >> 5] = s;
+  __syncthreads();
+  return lanes_sum(lane < blocks ? red[lane] : 0.f);
+}
+
+// v = fma((v - mean) r, w, b) of a row.
+DEVICE void layer_norm(float (&v)[8], const float* weight, const float* bias, u32 width, float eps, float* red) {
+  const int e = threadIdx.x * 8, blocks = width / 256;
+  float s = 0.f;
+#pragma unroll
+  for (int i = 0; i < 8; i++) s = __fadd_rn(s, v[i]);
+  const float mean = __fdiv_rn(row_sum(s, red, blocks), (float)width);
+  s = 0.f;
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    const float d = __fsub_rn(v[i], mean);
+    s = __fmaf_rn(d, d, s);
+  }
+  const float r = inverse_rms(row_sum(s, red, blocks), width, eps);
+  float w[8], b[8];
+  load8(w, weight + e);
+  load8(b, bias + e);
+#pragma unroll
+  for (int i = 0; i < 8; i++) v[i] = __fmaf_rn(__fmul_rn(__fsub_rn(v[i], mean), r), w[i], b[i]);
+}
+DEVICE void store8(float* p, const float (&v)[8]) {
+  *(float4*)p = make_float4(v[0], v[1], v[2], v[3]);
+  *(float4*)(p + 4) = make_float4(v[4], v[5], v[6], v[7]);
+}
+
+struct PatchArgs {
+  const u8* rgb;        // [row][column][colour]
+  const uint2* places;  // row and column of each patch of the slice
+  const float* values;  // [colour][256]
+  float* x;             // [n][width]: colour, row, column, then zeros
+  u32 columns, size, width, _padding;  // patches of a row of the picture, pixels of a side
+};
+
+extern "C" __global__ void __launch_bounds__(256) tower_patches(const __grid_constant__ PatchArgs p) {
+  pdl_launch();
+  pdl_wait();
+  const uint2 place = __ldcg(p.places + blockIdx.x);
+  const u32 area = p.size * p.size;
+  for (u32 i = threadIdx.x; i < p.width; i += 256) {
+    float v = 0.f;
+    if (i < 3 * area) {
+      const u32 colour = i / area, at = i - colour * area, line = at / p.size, column = at - line * p.size;
+      const u64 pixel = (u64)(place.x * p.size + line) * p.columns * p.size + place.y * p.size + column;
+      v = p.values[colour * 256 + p.rgb[pixel * 3 + colour]];
+    }
+    p.x[(u64)blockIdx.x * p.width + i] = v;
+  }
+}
+
+struct PositionArgs {
+  const float* part;    // [segments][n][hidden]
+  const uint2* taps;    // [n][4] place in the table, weight
+  const float* table;   // [places][hidden]
+  const float* weight;
+  const float* bias;
+  float* h;             // [n][hidden]
+  u32 segments, n, hidden;
+  float eps;
+};
+
+// h = norm(product + position). One CTA of hidden / 256 warps a row, as in the next two kernels.
+extern "C" __global__ void __launch_bounds__(1024) tower_embed(const __grid_constant__ PositionArgs p) {
+  __shared__ float red[32];
+  const int e = threadIdx.x * 8;
+  const u64 row = blockIdx.x;
+  pdl_launch();
+  pdl_wait();
+  float v[8], position[8];
+  sum8(v, p.part + row * p.hidden + e, (u64)p.n * p.hidden, p.segments);
+#pragma unroll
+  for (int i = 0; i < 8; i++) position[i] = 0.f;
+#pragma unroll
+  for (int tap = 0; tap < 4; tap++) {
+    const uint2 at = __ldcg(p.taps + row * 4 + tap);
+    float learned[8];
+    load8(learned, p.table + (u64)at.x * p.hidden + e);
+#pragma unroll
+    for (int i = 0; i < 8; i++) position[i] = __fmaf_rn(__uint_as_float(at.y), learned[i], position[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < 8; i++) v[i] = __fadd_rn(v[i], position[i]);
+  layer_norm(v, p.weight, p.bias, p.hidden, p.eps, red);
+  store8(p.h + row * p.hidden + e, v);
+}
+
+struct TowerNormArgs {
+  const float* part;       // [segments][n][hidden], null: nothing is added
+  const float* part_bias;
+  float* h;                // [n][hidden]
+  const float* weight;     // null: no norm
+  const float* bias;
+  Act act;
+  u32 segments, n, hidden;
+  float eps;
+};
+
+// h += product + bias; a = norm(h), quantised.
+extern "C" __global__ void __launch_bounds__(1024) tower_norm(const __grid_constant__ TowerNormArgs p) {
+  __shared__ float red[32];
+  const int e = threadIdx.x * 8;
+  pdl_launch();
+  pdl_wait();
+  float v[8];
+  float* h = p.h + (u64)blockIdx.x * p.hidden + e;
+  load8(v, h);
+  if (p.part) {
+    float x[8], b[8];
+    sum8(x, p.part + (u64)blockIdx.x * p.hidden + e, (u64)p.n * p.hidden, p.segments);
+    load8(b, p.part_bias + e);
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = __fadd_rn(v[i], __fadd_rn(x[i], b[i]));
+    store8(h, v);
+  }
+  if (!p.weight) return;
+  layer_norm(v, p.weight, p.bias, p.hidden, p.eps, red);
+  quantise_block(v, blockIdx.x, threadIdx.x >> 5, threadIdx.x & 31, p.act);
+}
+
+struct MergeArgs {
+  const float* h;      // [patches][hidden]
+  const u32* patches;  // [n][squares] the patches of each token
+  const float* weight;
+  const float* bias;
+  Act act;             // k = squares hidden
+  u32 squares, hidden;
+  float eps;
+  u32 _padding;
+};
+
+// The patches of a token, normed, channel by channel, quantised.
+extern "C" __global__ void __launch_bounds__(1024) tower_merge(const __grid_constant__ MergeArgs p) {
+  extern __shared__ __align__(16) float merged[];
+  __shared__ float red[32];
+  const int e = threadIdx.x * 8, lane = threadIdx.x & 31;
+  pdl_launch();
+  pdl_wait();
+  for (u32 s = 0; s < p.squares; s++) {
+    const u32 patch = __ldcg(p.patches + (u64)blockIdx.x * p.squares + s);
+    float v[8];
+    load8(v, p.h + (u64)patch * p.hidden + e);
+    layer_norm(v, p.weight, p.bias, p.hidden, p.eps, red);
+#pragma unroll
+    for (int i = 0; i < 8; i++) merged[(e + i) * p.squares + s] = v[i];
+  }
+  __syncthreads();
+  for (u32 kb = threadIdx.x >> 5; kb < p.act.k / 256; kb += blockDim.x >> 5) {
+    float v[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = merged[kb * 256 + lane * 8 + i];
+    quantise_block(v, blockIdx.x, kb, lane, p.act);
+  }
+}
+
+// x (1 + erf(x / sqrt 2)) / 2, operation by operation.
+DEVICE float gelu(float x) {
+  const float t = fabsf(x);
+  float q = 1.484444e-6f;
+  q = __fmaf_rn(q, t, -2.1628906e-5f);
+  q = __fmaf_rn(q, t, 0.00010262249f);
+  q = __fmaf_rn(q, t, 0.00015737867f);
+  q = __fmaf_rn(q, t, -0.0049754637f);
+  q = __fmaf_rn(q, t, 0.03644077f);
+  q = __fmaf_rn(q, t, 0.31828213f);
+  q = __fmaf_rn(q, t, 0.79788715f);
+  q = __fmaf_rn(q, t, 0.693147180559945309f);
+  return __fmaf_rn(-t, exp_exact(__fsub_rn(0.f, q)), x > 0.f ? x : 0.f);
+}
+
+struct GeluArgs {
+  const float* part;  // [segments][n][k of act]
+  const float* bias;  // or null
+  Act act;
+  u32 segments, n;
+};
+
+// a = gelu(product + bias), or of the product alone if `bias` is null, quantised. One warp per super-block.
+extern "C" __global__ void __launch_bounds__(128) tower_gelu(const __grid_constant__ GeluArgs p) {
+  const int kb = blockIdx.x * 4 + (threadIdx.x >> 5), lane = threadIdx.x & 31, e = kb * 256 + lane * 8;
+  pdl_launch();
+  pdl_wait();
+  if (e >= (int)p.act.k) return;
+  float v[8];
+  sum8(v, p.part + (u64)blockIdx.y * p.act.k + e, (u64)p.n * p.act.k, p.segments);
+  if (p.bias) {
+    float b[8];
+    load8(b, p.bias + e);
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = __fadd_rn(v[i], b[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < 8; i++) v[i] = gelu(v[i]);
+  quantise_block(v, blockIdx.y, kb, lane, p.act);
+}
+
+struct RowsArgs {
+  const float* part;  // [segments][n][width]
+  float* out;         // [n][width], or
+  Act act;            // quantised, if `out` is null
+  u32 segments, n, width, _padding;
+};
+
+// Finished rows: sums of segments, as they are or quantised. One warp per super-block.
+extern "C" __global__ void __launch_bounds__(128) tower_rows(const __grid_constant__ RowsArgs p) {
+  const int kb = blockIdx.x * 4 + (threadIdx.x >> 5), lane = threadIdx.x & 31, e = kb * 256 + lane * 8;
+  pdl_launch();
+  pdl_wait();
+  if (e >= (int)p.width) return;
+  float v[8];
+  sum8(v, p.part + (u64)blockIdx.y * p.width + e, (u64)p.n * p.width, p.segments);
+  if (p.out) store8(p.out + (u64)blockIdx.y * p.width + e, v);
+  else quantise_block(v, blockIdx.y, kb, lane, p.act);
+}
+
+struct HeadArgs {
+  const float* part;  // [segments][n][3 heads dim]: q, k, v
+  const float* bias;  // [3 heads dim]
+  const float* rope;  // [n][dim]: cos of each pair, then sin
+  const u32* slots;   // per row: block * 256 + place in the block
+  u8* q;              // [n][heads][hi 128, lo 128]
+  float* f;           // [n][heads]
+  u8* kv;
+  u64 block_bytes;
+  u32 segments, n, heads, dim;
+  float factor, hadamard;  // of scores; of the Hadamard matrix, 0: none
+};
+
+// Bias, rotation, Hadamard matrix and digits. One warp per head; grid (3 heads, rows) in warps of 4.
+extern "C" __global__ void __launch_bounds__(128) tower_heads(const __grid_constant__ HeadArgs p) {
+  const u32 index = blockIdx.x * 4 + (threadIdx.x >> 5), lane = threadIdx.x & 31, row = blockIdx.y, d = lane * 4;
+  pdl_launch();
+  pdl_wait();
+  if (index >= 3 * p.heads) return;
+  const u32 which = index / p.heads, head = index - which * p.heads, width = 3 * p.heads * p.dim;
+  const bool on = d < p.dim;
+  float x[4] = {0.f, 0.f, 0.f, 0.f};
+  if (on) {
+    const u32 at = index * p.dim + d;
+    const float4 v = sum4(p.part + (u64)row * width + at, (u64)p.n * width, p.segments), b = ldcg4(p.bias + at);
+    x[0] = __fadd_rn(v.x, b.x);
+    x[1] = __fadd_rn(v.y, b.y);
+    x[2] = __fadd_rn(v.z, b.z);
+    x[3] = __fadd_rn(v.w, b.w);
+    if (which < 2) {
+      const float* rope = p.rope + (u64)row * p.dim + lane * 2;
+      const float2 c = __ldcg((const float2*)rope), s = __ldcg((const float2*)(rope + p.dim / 2));
+      const float a = x[0], e = x[2];
+      x[0] = __fsub_rn(__fmul_rn(a, c.x), __fmul_rn(x[1], s.x));
+      x[1] = __fadd_rn(__fmul_rn(a, s.x), __fmul_rn(x[1], c.x));
+      x[2] = __fsub_rn(__fmul_rn(e, c.y), __fmul_rn(x[3], s.y));
+      x[3] = __fadd_rn(__fmul_rn(e, s.y), __fmul_rn(x[3], c.y));
+    }
+  }
+  const u32 slot = __ldcg(p.slots + row);
+  u8* block = p.kv + (u64)(slot >> 8) * p.block_bytes + head * head_bytes<2>();
+  if (which == 2) {
+    store_value<2>(x, block, slot & 255, lane);
+    return;
+  }
+  if (p.hadamard != 0.f) hadamard_of(x, lane, p.dim / 4, p.hadamard);
+  const u64 query = (u64)row * p.heads + head;
+  if (which == 0) store_query_digits(x, p.q + query * 256, p.f + query, p.factor, lane);
+  else store_key_digits<2>(x, block, slot & 255, lane);
+}
