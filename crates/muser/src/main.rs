@@ -10,6 +10,7 @@ mod cli;
 mod commands;
 mod doctor;
 mod draft;
+mod engine;
 mod env_vars;
 mod executor;
 mod generate;

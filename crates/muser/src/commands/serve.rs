@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use muser_engine::{Engine, EngineConfig, EngineHandle, PrefixSource, Shutdown};
+use muser_engine::{EngineConfig, EngineHandle, Shutdown};
 use muser_prefix::PackUse;
 use muser_server::text::TextSide;
 use muser_server::{
@@ -17,13 +17,10 @@ use tokio::signal;
 use tokio::sync::oneshot;
 
 use crate::cli::ServeArgs;
+use crate::engine::{self, EngineParts, Started};
 use crate::model_file::{BUNDLED_NAME, ModelSource};
 use crate::output::{Console, HintExt as _, usage_error};
 use crate::packs::{self, PackFolder};
-use crate::{draft, executor, projector};
-
-/// Positions of one request unless `--ctx` says otherwise.
-const DEFAULT_CONTEXT: usize = 32_768;
 
 /// Runs the command.
 pub fn run(args: ServeArgs, console: &Console) -> anyhow::Result<()> {
@@ -280,7 +277,7 @@ fn load(
     console: &Console,
 ) -> anyhow::Result<(EngineHandle, Option<PackUse>)> {
     let model = source.load()?;
-    let geometry = model.geometry.clone();
+    let geometry = &model.geometry;
     let file = Arc::clone(&model.file);
     let text = TextSide::from_gguf(&file).with_context(|| source.label())?;
     anyhow::ensure!(
@@ -290,57 +287,37 @@ fn load(
         text.vocabulary(),
         geometry.vocab
     );
-    let context = match args.model.ctx {
-        Some(asked) if asked as usize > geometry.context => {
-            return Err(usage_error(format!(
-                "--ctx {asked} is more than the model's context of {}",
-                geometry.context
-            )));
-        }
-        Some(asked) => asked as usize,
-        None => geometry.context.min(DEFAULT_CONTEXT),
+    let parts = EngineParts {
+        model: &args.model,
+        draft: &args.draft,
+        projector: &args.projector,
+        packs: (args.packs.as_os_str() != "off")
+            .then(|| (PackFolder::from_flag(args.packs.clone()), &args.pack_store)),
+        config: EngineConfig {
+            parallel: usize::from(args.parallel),
+            kv_bytes: args.kv_mib.map(|mebibytes| mebibytes << 20),
+            host_bytes: usize::try_from(args.kv_host_mib << 20).unwrap_or(usize::MAX),
+            max_waiting: args.queue as usize,
+            ..EngineConfig::default()
+        },
     };
-    let mut config = EngineConfig {
-        parallel: usize::from(args.parallel),
-        context: Some(context),
-        kv_bytes: args.kv_mib.map(|mebibytes| mebibytes << 20),
-        host_bytes: usize::try_from(args.kv_host_mib << 20).unwrap_or(usize::MAX),
-        max_waiting: args.queue as usize,
-        draft_length: args.draft.draft_len,
-        draft_sampling: args.draft.draft_sampling.into(),
-        ..EngineConfig::default()
-    };
-    let folder = (args.packs.as_os_str() != "off").then(|| PackFolder::from_flag(args.packs.clone()));
-    // The norms are all that a copy copies; the weights lie in the map.
-    let mut executor = executor::build(model.clone(), &args.model, console)?;
-    let attached = draft::attach(&args.draft.draft, source, &model, executor.as_mut())?;
-    for reason in attached.passed_over {
+    let Started { engine, packs, draft, projector } =
+        engine::start(&model, source, parts, console).with_context(|| source.label())?;
+    for reason in draft.passed_over {
         tracing::warn!("{reason}");
     }
-    if let Some(draft) = attached.label {
+    if let Some(draft) = draft.label {
         tracing::info!(draft, "drafting");
     }
-    let projector = projector::attach(&args.projector, source, executor.as_mut());
     if let Some(projector) = projector.label {
         tracing::info!(projector, "images are shown");
     }
     if let Some(fault) = &projector.fault {
         tracing::warn!("{fault}");
     }
-    let (mut prefixes, mut packs): (Option<Box<dyn PrefixSource>>, _) = (None, None);
-    if let Some(folder) = folder {
-        let draft = attached.draft.as_ref();
-        let opened = packs::open(&folder, &args.pack_store, &model, draft, executor.info(), console)?;
-        (prefixes, packs) = (Some(opened.source), Some(opened.handle));
-        config.identity = opened.identity;
-    }
-    let hidden = geometry.hidden;
-    let engine = Engine::spawn_with(executor, geometry, config, prefixes)
-        .with_context(|| source.label())
-        .hint("a smaller --ctx or --parallel needs less memory")?;
     let name = args.name.clone().unwrap_or_else(|| name_of(source));
     let device = format!("{}: {}", engine.info().backend, engine.info().device);
-    let mut facts = ModelFacts::of_file(name, &file, engine.limits().context, hidden);
+    let mut facts = ModelFacts::of_file(name, &file, engine.limits().context, geometry.hidden);
     facts.blind = projector.fault;
     if let Some(packs) = &packs {
         let settle = packs.clone();

@@ -4,23 +4,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use muser_engine::{Engine, EngineConfig, EngineHandle, PrefixSource};
-use muser_model::Model;
+use muser_engine::{EngineConfig, EngineHandle};
 use muser_prefix::PackUse;
 use muser_server::pictures::Reader;
 use muser_text::{ChatTemplate, Tokenizer};
 
 use crate::cli::{DraftArgs, ModelArgs, PackStoreArgs, ProjectorArgs};
-use crate::draft::{self, Attached};
-use crate::executor;
+use crate::engine::{self, EngineParts, Started};
 use crate::model_file::ModelSource;
-use crate::output::{Console, HintExt as _};
-use crate::packs::{self, PackFolder, Packs};
-use crate::projector;
-
-/// Positions that prompt and answer may have together unless `--ctx` says otherwise: keys and values of the released model
-/// then take half a gigabyte.
-const DEFAULT_CONTEXT: usize = 32_768;
+use crate::output::Console;
+use crate::packs::{self, PackFolder};
 
 /// A loaded model and its engine. One request at a time; what one turn read, the next does not read again.
 pub struct Session {
@@ -66,20 +59,21 @@ impl Session {
             let text = scope.spawn(|| -> anyhow::Result<_> {
                 Ok((Tokenizer::from_gguf(&file)?, ChatTemplate::from_gguf(&file)?))
             });
-            let engine = start_engine(&model, &source, args, (drafting, seeing), packs, console);
+            let config = EngineConfig { parallel: 1, ..EngineConfig::default() };
+            let parts = EngineParts { model: args, draft: drafting, projector: seeing, packs, config };
+            let engine = engine::start(&model, &source, parts, console);
             let text = text.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             (text, engine)
         });
         let (tokenizer, template) = text.with_context(|| source.label())?;
-        let (engine, packs, Attached { label: draft, passed_over, .. }, blind) =
-            engine.with_context(|| source.label())?;
-        let sight =
-            match &engine.limits().tower {
-                Some(tower) => Ok(Reader::new(tower.clone(), seeing.image_max_tokens)),
-                None => Err(blind
-                    .unwrap_or_else(|| format!("{}: no projector belongs to this model", source.label()))),
-            };
-        passed_over.into_iter().for_each(|reason| console.warning(reason));
+        let Started { engine, packs, draft, projector } = engine.with_context(|| source.label())?;
+        let sight = match &engine.limits().tower {
+            Some(tower) => Ok(Reader::new(tower.clone(), seeing.image_max_tokens)),
+            None => Err(projector
+                .fault
+                .unwrap_or_else(|| format!("{}: no projector belongs to this model", source.label()))),
+        };
+        draft.passed_over.into_iter().for_each(|reason| console.warning(reason));
         anyhow::ensure!(
             tokenizer.vocab_size() == geometry.vocab,
             "{}: the tokenizer has {} tokens, the weights have {}",
@@ -93,7 +87,7 @@ impl Session {
             engine,
             packs,
             label: source.label(),
-            draft,
+            draft: draft.label,
             sight,
             load_time: started.elapsed(),
         })
@@ -113,46 +107,3 @@ impl Session {
 
 /// Weights from this size on take long enough to load that silence would look like a hang.
 const SLOW_LOAD_BYTES: u64 = 1 << 30;
-
-fn start_engine(
-    model: &Model,
-    source: &ModelSource,
-    args: &ModelArgs,
-    (drafting, seeing): (&DraftArgs, &ProjectorArgs),
-    packs: Option<(PackFolder, &PackStoreArgs)>,
-    console: &Console,
-) -> anyhow::Result<(EngineHandle, Option<PackUse>, Attached, Option<String>)> {
-    let geometry = model.geometry.clone();
-    let context = match args.ctx {
-        Some(asked) if asked as usize > geometry.context => {
-            return Err(crate::output::usage_error(format!(
-                "--ctx {asked} is more than the model's context of {}",
-                geometry.context
-            )));
-        }
-        Some(asked) => asked as usize,
-        None => geometry.context.min(DEFAULT_CONTEXT),
-    };
-    // The norms are all that a copy copies; the weights lie in the map.
-    let mut executor = executor::build(model.clone(), args, console)?;
-    // Before packs: what a block holds depends on the draft.
-    let attached = draft::attach(&drafting.draft, source, model, executor.as_mut())?;
-    let blind = projector::attach(seeing, source, executor.as_mut()).fault;
-    let mut config = EngineConfig {
-        parallel: 1,
-        context: Some(context),
-        draft_length: drafting.draft_len,
-        draft_sampling: drafting.draft_sampling.into(),
-        ..EngineConfig::default()
-    };
-    let (mut prefixes, mut handle): (Option<Box<dyn PrefixSource>>, _) = (None, None);
-    if let Some((folder, args)) = packs {
-        let opened = packs::open(&folder, args, model, attached.draft.as_ref(), executor.info(), console)?;
-        let Packs { source: for_engine, identity, handle: for_us } = opened;
-        (prefixes, handle) = (Some(for_engine), Some(for_us));
-        config.identity = identity;
-    }
-    let engine =
-        Engine::spawn_with(executor, geometry, config, prefixes).hint("a smaller --ctx needs less memory")?;
-    Ok((engine, handle, attached, blind))
-}

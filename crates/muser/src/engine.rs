@@ -1,0 +1,102 @@
+//! Starting an engine on a model, for `muser run`, `chat` and `serve` alike: executor, draft, projector, packs, engine, in the
+//! order in which they depend on each other.
+
+use muser_engine::{Engine, EngineConfig, EngineHandle, PrefixSource};
+use muser_model::Model;
+use muser_prefix::PackUse;
+
+use crate::cli::{DraftArgs, ModelArgs, PackStoreArgs, ProjectorArgs};
+use crate::draft;
+use crate::executor;
+use crate::model_file::ModelSource;
+use crate::output::{Console, HintExt as _, usage_error};
+use crate::packs::{self, PackFolder};
+use crate::projector;
+
+/// Positions that prompt and answer may have together unless `--ctx` says otherwise: keys and values of the released model
+/// then take half a gigabyte.
+const DEFAULT_CONTEXT: usize = 32_768;
+
+/// What an engine is started on.
+pub struct EngineParts<'a> {
+    /// Backend, threads, context.
+    pub model: &'a ModelArgs,
+    /// Which draft, how long.
+    pub draft: &'a DraftArgs,
+    /// Which projector.
+    pub projector: &'a ProjectorArgs,
+    /// Where prompts and answers are kept, if they are.
+    pub packs: Option<(PackFolder, &'a PackStoreArgs)>,
+    /// Everything else; context, draft and identity are filled in.
+    pub config: EngineConfig,
+}
+
+/// An engine and what came of its parts.
+pub struct Started {
+    /// The engine.
+    pub engine: EngineHandle,
+    /// Its packs.
+    pub packs: Option<PackUse>,
+    /// What became of the draft.
+    pub draft: draft::Attached,
+    /// What became of the projector.
+    pub projector: projector::Attached,
+}
+
+/// Starts an engine on `model`, which `source` has loaded.
+pub fn start(
+    model: &Model,
+    source: &ModelSource,
+    parts: EngineParts<'_>,
+    console: &Console,
+) -> anyhow::Result<Started> {
+    let context = context(parts.model.ctx, model.geometry.context)?;
+    // The norms are all that a copy copies; the weights lie in the map.
+    let mut executor = executor::build(model.clone(), parts.model, console)?;
+    // Before packs: what a block holds depends on the draft.
+    let draft = draft::attach(&parts.draft.draft, source, model, executor.as_mut())?;
+    let projector = projector::attach(parts.projector, source, executor.as_mut());
+    let mut config = EngineConfig {
+        context: Some(context),
+        draft_length: parts.draft.draft_len,
+        draft_sampling: parts.draft.draft_sampling.into(),
+        ..parts.config
+    };
+    let (mut prefixes, mut packs): (Option<Box<dyn PrefixSource>>, _) = (None, None);
+    if let Some((folder, args)) = parts.packs {
+        let opened = packs::open(&folder, args, model, draft.draft.as_ref(), executor.info(), console)?;
+        (prefixes, packs) = (Some(opened.source), Some(opened.handle));
+        config.identity = opened.identity;
+    }
+    let hint = match config.parallel {
+        1 => "a smaller --ctx needs less memory",
+        _ => "a smaller --ctx or --parallel needs less memory",
+    };
+    let engine = Engine::spawn_with(executor, model.geometry.clone(), config, prefixes).hint(hint)?;
+    Ok(Started { engine, packs, draft, projector })
+}
+
+/// Positions of a sequence.
+fn context(asked: Option<u32>, most: usize) -> anyhow::Result<usize> {
+    match asked {
+        Some(asked) if asked as usize > most => {
+            Err(usage_error(format!("--ctx {asked} is more than the model's context of {most}")))
+        }
+        Some(asked) => Ok(asked as usize),
+        None => Ok(most.min(DEFAULT_CONTEXT)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::context;
+
+    #[test]
+    fn contexts_up_to_the_models_own() {
+        assert_eq!(context(None, 4096).expect("the model's"), 4096);
+        assert_eq!(context(None, 1 << 20).expect("ours"), 32_768);
+        assert_eq!(context(Some(1 << 20), 1 << 20).expect("all of it"), 1 << 20);
+        let refused = context(Some(4097), 4096).expect_err("one more").to_string();
+        assert_eq!(refused, "--ctx 4097 is more than the model's context of 4096");
+    }
+}
