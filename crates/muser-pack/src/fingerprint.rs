@@ -11,7 +11,7 @@ use std::time::SystemTime;
 
 use crate::encode::Writer;
 use crate::identity::Digest;
-use crate::keys::{KeyRing, Secret};
+use crate::keys::{KeyRing, Secret, derive};
 use crate::name::hex;
 
 /// A tensor as it lies in the file.
@@ -130,8 +130,7 @@ pub struct FingerprintCache {
 impl FingerprintCache {
     /// The cache in a folder, which is created with the first entry.
     pub fn new(dir: impl Into<PathBuf>, keys: &KeyRing) -> Self {
-        let key = blake3::derive_key("muser pack v1 fingerprint cache", keys.namespace_key());
-        let key = zeroize::Zeroizing::new(key);
+        let key = derive("muser pack v1 fingerprint cache", &[keys.namespace_key()]);
         Self { dir: dir.into(), key }
     }
 

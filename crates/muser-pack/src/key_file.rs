@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use zeroize::Zeroizing;
 
 use crate::encode::Reader;
-use crate::keys::{Epoch, KeyRing, MAX_EPOCHS, Secret};
+use crate::keys::{Epoch, KeyRing, MAX_EPOCHS, Secret, derive};
 use crate::store::{create_private_dir, private, sync_dir};
 use crate::{PackError, Refusal};
 
@@ -314,7 +314,7 @@ fn decode(bytes: &[u8]) -> Result<KeyRing, Refusal> {
 }
 
 fn code(base: &Secret, covered: &[u8]) -> blake3::Hash {
-    let key = Zeroizing::new(blake3::derive_key("muser pack v1 key file", &base[..]));
+    let key = derive("muser pack v1 key file", &[&base[..]]);
     blake3::keyed_hash(&key, covered)
 }
 

@@ -271,14 +271,13 @@ impl EpochKeys {
 }
 
 /// BLAKE3's key derivation over the parts: the first is fixed-length, so the concatenation has one reading.
-fn derive(context: &str, parts: &[&[u8]]) -> Secret {
-    let mut hasher = blake3::Hasher::new_derive_key(context);
+pub(crate) fn derive(context: &str, parts: &[&[u8]]) -> Secret {
+    let mut hasher = Zeroizing::new(blake3::Hasher::new_derive_key(context));
     for part in parts {
         hasher.update(part);
     }
-    let key = Zeroizing::new(*hasher.finalize().as_bytes());
-    hasher.reset();
-    key
+    let hash = Zeroizing::new(hasher.finalize());
+    Zeroizing::new(*hash.as_bytes())
 }
 
 pub(crate) fn random_secret() -> Result<Secret, PackError> {

@@ -25,6 +25,7 @@ use crate::routes::responses::Responses;
 use crate::slot_book::SlotBook;
 use crate::text::TextSide;
 use crate::work_room::BodyBudget;
+use crate::wrong_keys::WrongKeys;
 
 /// Facts about the loaded model.
 #[derive(Debug, Clone, Default)]
@@ -92,6 +93,7 @@ pub struct App {
     /// What is believed where no key is asked for.
     pub believed: Believed,
     keys: RwLock<Arc<Keys>>,
+    pub(crate) wrong_keys: WrongKeys,
     bodies: BodyBudget,
     work_room: RwLock<Option<Handle>>,
     loaded: OnceLock<Arc<Loaded>>,
@@ -122,6 +124,7 @@ impl App {
             config,
             believed,
             keys,
+            wrong_keys: WrongKeys::default(),
             bodies,
             work_room: RwLock::new(None),
             loaded: OnceLock::new(),

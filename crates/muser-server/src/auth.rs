@@ -16,6 +16,8 @@ use crate::app::{App, SharedApp};
 use crate::error::{ApiError, Dialect};
 use crate::owner::Owner;
 use crate::refusals;
+use crate::shown_path::shown_path;
+use crate::wrong_keys::Caller;
 
 /// The accepted keys.
 #[derive(Debug, Clone, Default)]
@@ -79,18 +81,25 @@ pub async fn guard(State(app): State<SharedApp>, request: Request, next: Next) -
     let begun = Instant::now();
     let mut response = match admit(&app, &request) {
         Ok(owner) => owner.answering(next.run(request)).await,
-        Err(fault) => fault.into_response_as(Dialect::of_path(&path)),
+        Err(fault) => {
+            let caller = request.extensions().get::<Caller>().copied().unwrap_or_default();
+            if fault.status == StatusCode::UNAUTHORIZED {
+                app.wrong_keys.wait(caller).await;
+            }
+            fault.into_response_as(Dialect::of_path(&path))
+        }
     };
     let status = response.status();
     if app.is_stopping() || status == StatusCode::UNAUTHORIZED {
         // Nobody keeps a place who has nothing to come back for.
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
-    // The path is all that a request's text adds to the log; bodies and prompts never do.
+    // Which route it was is all that a request adds to the log; its words, names and prompts never do.
     let headers_ms = begun.elapsed().as_millis() as u64;
-    tracing::info!(%method, path, status = status.as_u16(), headers_ms, "request");
+    let shown = shown_path(&path);
+    tracing::info!(%method, path = shown, status = status.as_u16(), headers_ms, "request");
     if status.is_client_error() || status.is_server_error() {
-        refusals::note(&app, &method, &path, &response);
+        refusals::note(&app, &method, &shown, &response);
     }
     response
 }

@@ -7,6 +7,8 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use zeroize::Zeroizing;
+
 use crate::auth::Keys;
 use crate::error::ServerError;
 use crate::pictures::MOST_TOKENS;
@@ -37,6 +39,8 @@ pub struct Limits {
     pub answers_per_request: usize,
     /// Sessions (and, counted by themselves, saved slots) that one owner may keep.
     pub keepsakes_per_owner: usize,
+    /// Bytes that one owner's sessions (and, counted by themselves, saved slots) may have in all.
+    pub keepsake_bytes_per_owner: u64,
     /// Tokens that one image may become.
     pub image_tokens: u32,
     /// Output tokens when the request names no limit; `None`: as many as the context holds.
@@ -57,6 +61,7 @@ impl Default for Limits {
             bodies_bytes: 512 << 20,
             answers_per_request: 16,
             keepsakes_per_owner: 1000,
+            keepsake_bytes_per_owner: 1 << 30,
             image_tokens: MOST_TOKENS,
             default_output_tokens: None,
         }
@@ -167,6 +172,7 @@ impl ServerConfig {
         let fault =
             |reason: String| ServerError::File { what: "key", path: path.display().to_string(), reason };
         let text = std::fs::read_to_string(path).map_err(|error| fault(error.to_string()))?;
+        let text = Zeroizing::new(text);
         let keys = Keys::from_lines(&text);
         if keys.is_empty() {
             return Err(fault("it holds no key (one a line, '#' starts a comment)".into()));

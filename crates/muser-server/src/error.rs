@@ -161,7 +161,7 @@ impl ApiError {
 
     /// 404: no such route.
     pub fn no_route(path: &str) -> Self {
-        let mut fault = Self::new(StatusCode::NOT_FOUND, format!("There is no route '{path}'"));
+        let mut fault = Self::new(StatusCode::NOT_FOUND, format!("There is no route {}", Value::from(path)));
         fault.code = Some("not_found");
         fault
     }
@@ -170,7 +170,7 @@ impl ApiError {
     pub fn no_model(name: &str, loaded: &str) -> Self {
         let mut fault = Self::new(
             StatusCode::NOT_FOUND,
-            format!("The model '{name}' does not exist here; the loaded model is '{loaded}'"),
+            format!("The model {} does not exist here; the loaded model is '{loaded}'", Value::from(name)),
         );
         fault.param = Some("model".into());
         fault.code = Some("model_not_found");
@@ -209,8 +209,10 @@ impl ApiError {
 
     /// 405.
     pub fn method_not_allowed(method: &str, path: &str) -> Self {
-        let mut fault =
-            Self::new(StatusCode::METHOD_NOT_ALLOWED, format!("'{path}' does not take {method} requests"));
+        let mut fault = Self::new(
+            StatusCode::METHOD_NOT_ALLOWED,
+            format!("{} does not take {method} requests", Value::from(path)),
+        );
         fault.code = Some("method_not_allowed");
         fault
     }

@@ -12,6 +12,7 @@ use crate::bodies;
 use crate::config::Limits;
 use crate::error::ApiError;
 use crate::fields::{Field, check};
+use crate::shown_path::shown_path;
 use crate::work_room::{SHORT_BODY_BYTES, compute, note_body, reserve};
 
 /// Memory for a long body is taken in pieces of this size.
@@ -47,7 +48,7 @@ pub async fn read_body(
         Ok((body, unknown))
     })
     .await?;
-    log_unknown(&path, &unknown);
+    log_unknown(&shown_path(&path), &unknown);
     Ok(body)
 }
 

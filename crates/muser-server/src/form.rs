@@ -19,7 +19,7 @@ use crate::notice::Notice;
 use crate::text::TextSide;
 use crate::work::{Conversation, Form, Prompt, ToolChoice, Work};
 
-/// The constraint for `work`, if it asks for one, and what of its tools' schemas is not kept. `limit`: where the output
+/// The constraint for `work`, if it asks for one, and what of its tools is not kept. `limit`: where the output
 /// is cut off.
 pub(crate) fn constraint(
     text: &TextSide,
@@ -28,14 +28,14 @@ pub(crate) fn constraint(
     limit: usize,
 ) -> Result<(Option<ConstraintFactory>, Notice), ApiError> {
     let Some(rules) = rules(work, options, limit) else {
-        return Ok((at_least(text, work, options), Notice::default()));
+        return Ok((at_least(text, work, options), Notice::new(&work.left_out, std::iter::empty())));
     };
     let plan = TurnPlan::new(text.grammars()?, &rules).map_err(|fault| form_fault(&fault, work))?;
     let left_out = plan.left_out().into_iter().map(|found| {
         let field = schema_field(work, &found.tool, &found.path);
         (work.places.place(&field), found.what)
     });
-    let notice = Notice::new(left_out);
+    let notice = Notice::new(&work.left_out, left_out);
     let plan = Arc::new(plan);
     let made = Mutex::new((0..work.choices).map(|_| Some(MaskedTurn::new(plan.begin()))).collect::<Vec<_>>());
     let factory: ConstraintFactory = Box::new(move |choice| {

@@ -41,6 +41,7 @@ pub mod places;
 mod refusals;
 pub mod routes;
 mod shorten;
+mod shown_path;
 pub mod slot_book;
 pub mod sse;
 mod stall;
@@ -48,6 +49,7 @@ pub mod text;
 mod tls;
 pub mod work;
 mod work_room;
+mod wrong_keys;
 
 pub use app::{App, ModelFacts, SharedApp};
 pub use config::{Limits, ServerConfig, ShutdownPolicy};

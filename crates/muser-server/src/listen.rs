@@ -30,6 +30,7 @@ use crate::routes;
 use crate::stall::StallLimit;
 use crate::tls::Tls;
 use crate::work_room::WorkRoom;
+use crate::wrong_keys::Caller;
 
 /// Time for a connection that is closed in good manners to say goodbye.
 const GOODBYE: Duration = Duration::from_secs(2);
@@ -175,7 +176,7 @@ impl Shared {
     }
 
     fn drive(&self, accepted: Accepted, working: Option<mpsc::Sender<()>>) {
-        let Accepted { wire, activity, place } = accepted;
+        let Accepted { wire, caller, activity, place } = accepted;
         let app = Arc::clone(&self.app);
         let limits = app.config.limits.clone();
         let stream = StallLimit::new(wire, limits.stalled_write_time);
@@ -184,11 +185,11 @@ impl Shared {
             let (_place, _working) = (place, working);
             let _counted = OpenConnection::new(&app);
             match tls {
-                None => serve_connection(stream, router, &limits, activity, phase).await,
+                None => serve_connection(stream, router, &limits, (caller, activity), phase).await,
                 Some(acceptor) => {
                     let handshake = timeout(limits.head_time, acceptor.accept(stream)).await;
                     if let Ok(Ok(stream)) = handshake {
-                        serve_connection(stream, router, &limits, activity, phase).await;
+                        serve_connection(stream, router, &limits, (caller, activity), phase).await;
                     } else {
                         tracing::debug!("a TLS handshake failed");
                     }
@@ -222,6 +223,7 @@ impl Drop for OpenConnection {
 /// A connection that has a place.
 struct Accepted {
     wire: Wire,
+    caller: Caller,
     activity: Arc<Activity>,
     place: Place,
 }
@@ -234,7 +236,7 @@ async fn accept(listeners: &Listeners, places: &Arc<Places>) -> Option<Accepted>
             if place.is_none() {
                 tracing::debug!(?from, "an address has all the connections that it may have");
             }
-            Some(Accepted { wire, activity, place: place? })
+            Some(Accepted { wire, caller: Caller(from), activity, place: place? })
         }
         Err(error) => {
             // Out of file descriptors, most likely: wait until some are closed.
@@ -249,7 +251,7 @@ async fn serve_connection<S>(
     stream: S,
     router: Router,
     limits: &Limits,
-    activity: Arc<Activity>,
+    (caller, activity): (Caller, Arc<Activity>),
     mut phase: watch::Receiver<Phase>,
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -271,8 +273,9 @@ async fn serve_connection<S>(
     let stream = Opening::new(stream, limits.head_time, Arc::clone(&activity));
     let service = service_fn({
         let activity = Arc::clone(&activity);
-        move |request: Request<Incoming>| {
+        move |mut request: Request<Incoming>| {
             let (router, busy) = (router.clone(), activity.request());
+            request.extensions_mut().insert(caller);
             async move {
                 router
                     .oneshot(request.map(Body::new))

@@ -1,6 +1,7 @@
 //! What of a request is not kept although it is answered: said in a header, and once in the log.
 //!
-//! A tool's schema may say what no grammar can keep. That costs nobody the request; who wants to know reads the header.
+//! A tool's schema may say what no grammar can keep, and agents send tools that only their vendor's servers run. That costs
+//! nobody the request; who wants to know reads the header.
 
 use std::collections::HashSet;
 use std::sync::{LazyLock, Mutex};
@@ -19,11 +20,11 @@ const MAX_BYTES: usize = 1000;
 pub(crate) struct Notice(Option<HeaderValue>);
 
 impl Notice {
-    /// From pairs of a field and what of it is not kept.
-    pub(crate) fn new(left_out: impl Iterator<Item = (String, String)>) -> Self {
+    /// From pairs of a field and what of it is not kept. What follows from schemas has not been logged yet.
+    pub(crate) fn new(fields: &[(String, String)], schemas: impl Iterator<Item = (String, String)>) -> Self {
         let mut text = String::new();
-        for (field, what) in left_out {
-            log_once(&field, &what);
+        let schemas = schemas.inspect(|(field, what)| log_once(field, what));
+        for (field, what) in fields.iter().cloned().chain(schemas) {
             let entry = format!("{}{field}: {what}", if text.is_empty() { "" } else { "; " });
             if text.len() + entry.len() > MAX_BYTES {
                 text.push_str("; and more");
@@ -63,13 +64,17 @@ mod tests {
 
     fn header(left_out: &[(&str, &str)]) -> Option<String> {
         let pairs = left_out.iter().map(|(field, what)| ((*field).to_owned(), (*what).to_owned()));
-        let response = Notice::new(pairs).on(Response::default());
+        let response = Notice::new(&[], pairs).on(Response::default());
         response.headers().get(NAME).map(|value| value.to_str().expect("visible").to_owned())
     }
 
     #[test]
     fn what_is_not_kept_is_in_the_header() {
         assert_eq!(header(&[]), None);
+        let fields = [("tools[1]".to_owned(), "left out".to_owned())];
+        let response =
+            Notice::new(&fields, [("a".to_owned(), "x".to_owned())].into_iter()).on(Response::default());
+        assert_eq!(response.headers()[NAME], "tools[1]: left out; a: x");
         assert_eq!(header(&[("tools[0].a", "x")]).as_deref(), Some("tools[0].a: x"));
         assert_eq!(header(&[("é\nb", "x"), ("c", "y")]).as_deref(), Some("??b: x; c: y"));
         let long = header(&[("a", &"x".repeat(900)), ("b", &"y".repeat(900))]).expect("said");

@@ -140,6 +140,7 @@ pub struct Packs {
     scope: Scope,
     settle: Box<dyn Fn(Duration) -> bool + Send + Sync>,
     most_keepsakes: usize,
+    most_keepsake_bytes: u64,
     /// Saves may wait long for a disk; a few at a time do.
     saving: Arc<Semaphore>,
     /// Held while a keepsake and its pack change together, so that nobody removes a pack that another has just found.
@@ -154,15 +155,22 @@ impl Packs {
         scope: Scope,
         settle: impl Fn(Duration) -> bool + Send + Sync + 'static,
     ) -> Self {
-        let most_keepsakes = crate::Limits::default().keepsakes_per_owner;
-        let saving = Arc::new(Semaphore::new(MOST_SAVES));
-        Self { library, scope, settle: Box::new(settle), most_keepsakes, saving, changing: Mutex::new(()) }
+        let limits = crate::Limits::default();
+        Self {
+            library,
+            scope,
+            settle: Box::new(settle),
+            most_keepsakes: limits.keepsakes_per_owner,
+            most_keepsake_bytes: limits.keepsake_bytes_per_owner,
+            saving: Arc::new(Semaphore::new(MOST_SAVES)),
+            changing: Mutex::new(()),
+        }
     }
 
-    /// The same with another limit on what one owner may keep.
+    /// The same with other limits on how much one owner may keep.
     #[must_use]
-    pub fn with_most_keepsakes(self, most_keepsakes: usize) -> Self {
-        Self { most_keepsakes, ..self }
+    pub fn with_most_keepsakes(self, most_keepsakes: usize, most_keepsake_bytes: u64) -> Self {
+        Self { most_keepsakes, most_keepsake_bytes, ..self }
     }
 
     /// The right to save something, until it is dropped.
@@ -251,36 +259,47 @@ impl Packs {
         let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let before = self.look(place)?;
         let expect = place.check(state, before.as_ref().map(|(info, content)| (info.revision, content)))?;
-        if before.is_none() {
-            self.check_quota(place)?;
-        }
         let kept = if ids.is_empty() { None } else { self.pin(place.owner, ids)? };
         let content = content(kept);
         let before = before.and_then(|(_, before)| pack_of(&before));
         let bytes = content.to_string().into_bytes();
-        let written = self.library.put_record_if(&place.kind(), &place.name, &bytes, expect);
+        let written = self.check_quota(place, bytes.len() as u64).and_then(|()| {
+            let written = self.library.put_record_if(&place.kind(), &place.name, &bytes, expect);
+            written.map_err(|fault| match fault {
+                // Another process was faster.
+                PackError::Changed { .. } => place.changed(),
+                fault => pack_fault(&fault),
+            })
+        });
         let unneeded = match &written {
             Ok(_) => before.filter(|before| Some(*before) != pack_of(&content)),
-            // Another process was faster: what was pinned for nothing is let go.
+            // What was pinned for nothing is let go.
             Err(_) => kept.map(|kept| kept.id).filter(|id| Some(*id) != before),
         };
         if let Some(unneeded) = unneeded {
             self.let_go(place.owner, unneeded, false)?;
         }
-        match written {
-            Ok(_) => Ok(content),
-            Err(PackError::Changed { .. }) => Err(place.changed()),
-            Err(fault) => Err(pack_fault(&fault)),
-        }
+        written.map(|_| content)
     }
 
-    fn check_quota(&self, place: &Place) -> Result<(), ApiError> {
-        let kept = self.library.records(&place.kind()).map_err(|fault| pack_fault(&fault))?.len();
-        if kept < self.most_keepsakes {
-            return Ok(());
+    /// Whether a keepsake of so many bytes may take this place, beside what its owner keeps elsewhere.
+    fn check_quota(&self, place: &Place, bytes: u64) -> Result<(), ApiError> {
+        let mut others = self.library.records(&place.kind()).map_err(|fault| pack_fault(&fault))?;
+        others.retain(|record| record.name != place.name);
+        let kind = place.what.kind();
+        if others.len() >= self.most_keepsakes {
+            let most = self.most_keepsakes;
+            return Err(ApiError::over_quota(format!("{most} {kind}s are kept already; delete one first")));
         }
-        let most = self.most_keepsakes;
-        Err(ApiError::over_quota(format!("{most} {}s are kept already; delete one first", place.what.kind())))
+        let held: u64 = others.iter().map(|record| record.bytes as u64).sum();
+        let most = self.most_keepsake_bytes;
+        if held.saturating_add(bytes) > most {
+            return Err(ApiError::over_quota(format!(
+                "The other {kind}s of this key take {held} bytes; with the {bytes} of this one they would take more than \
+                 {most}. Delete one first"
+            )));
+        }
+        Ok(())
     }
 
     fn pin(&self, owner: Owner, ids: &[u32]) -> Result<Option<Kept>, ApiError> {

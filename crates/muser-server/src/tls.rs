@@ -56,6 +56,7 @@ fn acceptor(config: &ServerConfig) -> Result<Option<TlsAcceptor>, ServerError> {
 
 fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, ServerError> {
     let text = std::fs::read_to_string(path).map_err(|error| file_fault("TLS key", path, &error))?;
+    let text = zeroize::Zeroizing::new(text);
     crate::config::warn_if_open("TLS key", path);
     if text.contains("ENCRYPTED") {
         return Err(file_fault(

@@ -141,6 +141,8 @@ pub struct Work {
     pub keep: i64,
     /// Where the parts of the prompt stood in the request.
     pub places: Places,
+    /// Fields of the request that are left out, and why, for whoever sent them.
+    pub left_out: Vec<(String, String)>,
 }
 
 impl Work {
@@ -168,6 +170,7 @@ impl Work {
             context_shift: None,
             keep: 0,
             places: Places::default(),
+            left_out: Vec::new(),
         }
     }
 }

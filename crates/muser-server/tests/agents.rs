@@ -54,6 +54,11 @@ async fn codex_loops_over_all_kinds_of_tools() {
     let user = json!({"type": "message", "role": "user", "content": [{"type": "input_text", "text": "go"}]});
     let first = post(server.address, "/v1/responses", &codex(json!([user]))).await;
     assert_eq!(first.status, 200, "{}", first.text());
+    let notice = first.header("x-muser-notice").expect("something is left out").to_owned();
+    for index in 3..8 {
+        assert!(notice.contains(&format!("tools[{index}]: left out, tools of type ")), "{notice}");
+    }
+    assert!(notice.contains("\"web_search\"") && !notice.contains("tools[0]"), "{notice}");
     let first = first.json();
     let made = &first["output"][0];
     assert_eq!((&made["type"], &made["name"]), (&json!("custom_tool_call"), &json!("apply_patch")));
@@ -69,9 +74,12 @@ async fn codex_loops_over_all_kinds_of_tools() {
         {"type": "tool_search_call", "call_id": "ts", "arguments": {}},
         {"type": "tool_search_output", "call_id": "ts", "tools": []},
         {"type": "compaction", "encrypted_content": "from elsewhere"},
+        {"type": "of_next_year", "id": "x"},
     ]);
     let second = post(server.address, "/v1/responses", &codex(input)).await;
     assert_eq!(second.status, 200, "{}", second.text());
+    let notice = second.header("x-muser-notice").expect("something is left out");
+    assert!(notice.contains("input[9]: passed over, items of type \"of_next_year\""), "{notice}");
     let prompt = engine.last().prompt;
     for part in [
         "<atem:parameter name=\"input\">*** Begin Patch\n+é</atem:parameter>",
@@ -319,6 +327,8 @@ async fn claude_code_goes_on_with_pictures_and_server_tools_in_its_history() {
     let answer = post(server.address, "/v1/messages", &body).await;
     assert_eq!(answer.status, 200, "{}", answer.text());
     assert_eq!(answer.json()["content"][0]["text"], "{\"a\": 1}");
+    let notice = "tools[0]: left out, tools of type \"web_search_20250305\" are not to be had here";
+    assert_eq!(answer.header("x-muser-notice"), Some(notice));
     let prompt = engine.last().prompt;
     assert_eq!(prompt.matches("[image: this model reads text only]").count(), 2, "{prompt}");
     assert!(prompt.contains("[tool: Grep]"), "{prompt}");

@@ -140,6 +140,16 @@ async fn ai_sdk() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn page_in_a_browser() {
+    page("page", &[]).await;
+}
+
+/// The same, seen through a proxy that has the server below a path: nothing on the page names anything from the root.
+#[tokio::test(flavor = "multi_thread")]
+async fn page_behind_a_path_prefix() {
+    page("page-prefix", &["/some/llm"]).await;
+}
+
+async fn page(pictures: &str, more: &[&str]) {
     if !wanted(Extent::Light) {
         return;
     }
@@ -147,11 +157,11 @@ async fn page_in_a_browser() {
         eprintln!("SKIPPED: no chromedriver");
         return;
     }
-    let folder = target().join("page");
+    let folder = target().join(pictures);
     std::fs::create_dir_all(&folder).expect("a folder for pictures");
     let (server, _store) = serve_with_packs().await;
     let mut command = script("python3", "page.py", &server);
-    command.arg(folder);
+    command.arg(folder).args(more);
     run(command).await;
     server.stop().await;
 }

@@ -21,12 +21,16 @@ struct Shared {
 
 /// A server with packs in `folder` and the keys `anna`, `bert` and `carl`.
 async fn start(folder: &Path, shared_cache: bool, most_keepsakes: usize) -> Shared {
+    start_with(folder, shared_cache, most_keepsakes, 1 << 30).await
+}
+
+async fn start_with(folder: &Path, shared_cache: bool, most_keepsakes: usize, most_bytes: u64) -> Shared {
     let keys = folder.join("api-keys");
     std::fs::write(&keys, "anna\nbert\ncarl\n").expect("written");
     let config = ServerConfig { key_file: Some(keys), shared_cache, ..ServerConfig::default() };
     let (engine, facts, packs) = tiny::spawn_with_packs(folder, EngineConfig::default());
     let server = Running::empty(config).await;
-    server.app.attach_packs(packs.with_most_keepsakes(most_keepsakes));
+    server.app.attach_packs(packs.with_most_keepsakes(most_keepsakes, most_bytes));
     let device = format!("{}: {}", engine.info().backend, engine.info().device);
     let backend = std::sync::Arc::new(muser_server::LiveEngine::new(engine.clone(), device));
     server.app.load(facts, support::text(), backend);
@@ -201,4 +205,37 @@ async fn of_several_that_create_one_session_one_does() {
     assert_eq!(delete.status, 200, "{}", delete.text());
     let left = server.ask("anna", "GET", "/v1/sessions/race%200", Value::Null).await.status;
     assert!((save.status, left) == (409, 404) || (save.status, left) == (200, 404), "{} {left}", save.status);
+}
+
+/// What one key keeps is bounded in bytes too, whether by many sessions or by one that grows; what was there stays.
+#[tokio::test]
+async fn a_key_fills_its_own_share_and_no_more() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = start_with(folder.path(), false, 10, 6_000).await;
+    let messages =
+        |text: &str, bytes: usize| json!([{"role": "user", "content": text.repeat(bytes / text.len())}]);
+    let create = |name: &str, bytes: usize| json!({"name": name, "messages": messages("a b c d ", bytes)});
+    server.post("anna", "/v1/sessions", create("first", 2_700)).await;
+    server.post("anna", "/v1/sessions", create("second", 2_700)).await;
+    let over = |answer: Answer| {
+        assert_eq!((answer.status, answer.json()["error"]["code"].clone()), (507, json!("over_quota")));
+    };
+    over(server.ask("anna", "POST", "/v1/sessions", create("third", 1_200)).await);
+    let grown = json!({"messages": messages("a b c d ", 3_600)});
+    over(server.ask("anna", "POST", "/v1/sessions/second/save", grown).await);
+    let kept = server.get("anna", "/v1/sessions/second").await;
+    assert_eq!(kept["messages"], messages("a b c d ", 2_700));
+    // Nothing stays pinned for what was refused.
+    let packs = server.get("anna", "/v1/packs").await;
+    let pinned =
+        packs["data"].as_array().expect("packs").iter().filter(|pack| pack["pinned"] == true).count();
+    assert!(pinned <= 2, "{packs}");
+    // One that shrinks makes room, another key has its own share, and so have saved slots.
+    server.post("anna", "/v1/sessions/second/save", json!({"messages": messages("a b c d ", 300)})).await;
+    server.post("anna", "/v1/sessions", create("third", 1_200)).await;
+    server.post("bert", "/v1/sessions", create("first", 2_700)).await;
+    let chat = json!({"messages": messages("a b c d ", 800), "max_tokens": 1, "id_slot": 1});
+    server.post("anna", CHAT, chat).await;
+    server.post("anna", "/slots/1?action=save", json!({"filename": "mine"})).await;
+    server.stop().await;
 }

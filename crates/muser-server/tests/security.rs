@@ -2,8 +2,9 @@
 
 mod support;
 
-use std::io::Write as _;
-use std::time::Duration;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use muser_server::{Limits, Server, ServerConfig, ShutdownPolicy};
 use serde_json::json;
@@ -280,51 +281,165 @@ async fn connections_beyond_the_limit_wait_their_turn() {
     server.stop().await;
 }
 
+/// A certificate for localhost and its key, written to a folder.
+struct Certificate {
+    certificate: PathBuf,
+    key: PathBuf,
+    der: rustls::pki_types::CertificateDer<'static>,
+}
+
+impl Certificate {
+    fn write(folder: &Path, name: &str) -> Self {
+        let made = rcgen::generate_simple_self_signed(vec!["localhost".into()]).expect("certificate");
+        let (certificate, key) = (folder.join(format!("{name}.pem")), folder.join(format!("{name}-key.pem")));
+        std::fs::write(&certificate, made.cert.pem()).expect("written");
+        std::fs::write(&key, made.signing_key.serialize_pem()).expect("written");
+        Self { certificate, key, der: made.cert.der().clone() }
+    }
+
+    /// Whether a client that knows only this certificate is answered.
+    async fn is_shown_at(&self, address: SocketAddr) -> bool {
+        match self.connect(address).await {
+            Some(mut stream) => ask_health(&mut stream, "close").await.contains("HTTP/1.1 200"),
+            None => false,
+        }
+    }
+
+    async fn connect(
+        &self,
+        address: SocketAddr,
+    ) -> Option<tokio_rustls::client::TlsStream<tokio::net::TcpStream>> {
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(self.der.clone()).expect("root");
+        let provider = std::sync::Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let client = rustls::ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .expect("versions")
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let connector = tokio_rustls::TlsConnector::from(std::sync::Arc::new(client));
+        let plain = tokio::net::TcpStream::connect(address).await.expect("connects");
+        let name = rustls::pki_types::ServerName::try_from("localhost").expect("name");
+        connector.connect(name, plain).await.ok()
+    }
+}
+
+async fn ask_health<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin>(
+    stream: &mut S,
+    connection: &str,
+) -> String {
+    let ask = format!("GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: {connection}\r\n\r\n");
+    stream.write_all(ask.as_bytes()).await.expect("written");
+    let (mut answer, mut piece) = (String::new(), [0; 1024]);
+    while !answer.contains('}') {
+        match stream.read(&mut piece).await {
+            Ok(count) if count > 0 => answer.push_str(&String::from_utf8_lossy(&piece[..count])),
+            _ => break,
+        }
+    }
+    answer
+}
+
 #[tokio::test]
 async fn tls_needs_no_more_than_two_files() {
     let folder = tempfile::tempdir().expect("folder");
-    let made = rcgen::generate_simple_self_signed(vec!["localhost".into()]).expect("certificate");
-    let write = |name: &str, text: &str| {
-        let path = folder.path().join(name);
-        let mut file = std::fs::File::create(&path).expect("file");
-        file.write_all(text.as_bytes()).expect("written");
-        path
-    };
-    let (certificate, key) =
-        (write("cert.pem", &made.cert.pem()), write("key.pem", &made.signing_key.serialize_pem()));
+    let files = Certificate::write(folder.path(), "first");
     let config = ServerConfig {
-        tls_certificate: Some(certificate.clone()),
-        tls_key: Some(key),
+        tls_certificate: Some(files.certificate.clone()),
+        tls_key: Some(files.key.clone()),
         ..ServerConfig::default()
     };
     let server = Running::scripted(config, Scripted::new(|_| Script::saying(SAYS))).await;
-    let mut roots = rustls::RootCertStore::empty();
-    roots.add(made.cert.der().clone()).expect("root");
-    let provider = std::sync::Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let client = rustls::ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .expect("versions")
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    let connector = tokio_rustls::TlsConnector::from(std::sync::Arc::new(client));
-    let plain = tokio::net::TcpStream::connect(server.address).await.expect("connects");
-    let name = rustls::pki_types::ServerName::try_from("localhost").expect("name");
-    let mut stream = connector.connect(name, plain).await.expect("handshake");
-    stream
-        .write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
-        .await
-        .expect("written");
-    let mut answer = Vec::new();
-    let _ = stream.read_to_end(&mut answer).await;
-    assert!(answer.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&answer));
+    assert!(files.is_shown_at(server.address).await);
     server.stop().await;
     let broken = ServerConfig {
         address: "127.0.0.1:0".parse().expect("address"),
-        tls_certificate: Some(certificate.clone()),
-        tls_key: Some(certificate),
+        tls_certificate: Some(files.certificate.clone()),
+        tls_key: Some(files.certificate),
         ..ServerConfig::default()
     };
     assert!(Server::bind(broken).await.is_err());
+}
+
+/// What SIGHUP does to certificates: the next connection sees the new one, an open one goes on, and files that cannot be used
+/// change nothing, not even the keys beside them.
+#[tokio::test]
+async fn certificates_are_read_again_when_asked() {
+    let folder = tempfile::tempdir().expect("folder");
+    let (old, new) = (Certificate::write(folder.path(), "old"), Certificate::write(folder.path(), "new"));
+    let [certificate, key, keys] = ["cert.pem", "key.pem", "keys"].map(|name| folder.path().join(name));
+    let put = |files: &Certificate| {
+        std::fs::copy(&files.certificate, &certificate).expect("copied");
+        std::fs::copy(&files.key, &key).expect("copied");
+    };
+    put(&old);
+    std::fs::write(&keys, "the-first-key-of-all\n").expect("written");
+    let config = ServerConfig {
+        address: "127.0.0.1:0".parse().expect("address"),
+        key_file: Some(keys.clone()),
+        tls_certificate: Some(certificate.clone()),
+        tls_key: Some(key.clone()),
+        ..ServerConfig::default()
+    };
+    let server = Server::bind(config).await.expect("binds");
+    let (address, reloader, app) = (server.address(), server.reloader(), server.app());
+    app.load(support::facts(), support::text(), std::sync::Arc::new(Scripted::new(|_| Script::saying(SAYS))));
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let task = tokio::spawn(server.run(async {
+        let _ = stopped.await;
+    }));
+    let mut open = old.connect(address).await.expect("handshake");
+    assert!(ask_health(&mut open, "keep-alive").await.contains("200"));
+    put(&new);
+    assert!(old.is_shown_at(address).await && !new.is_shown_at(address).await, "not before it is asked to");
+    reloader.reload().expect("usable");
+    assert!(new.is_shown_at(address).await && !old.is_shown_at(address).await);
+    assert!(ask_health(&mut open, "keep-alive").await.contains("200"), "open connections are not touched");
+    // A key that is another certificate's, no certificate at all, a file that is gone: in the middle of being replaced, say.
+    std::fs::write(&keys, "the-second-key-of-all\n").expect("written");
+    std::fs::copy(&old.certificate, &certificate).expect("copied");
+    assert!(reloader.reload().is_err());
+    std::fs::write(&certificate, "").expect("written");
+    assert!(reloader.reload().is_err());
+    std::fs::remove_file(&key).expect("removed");
+    assert!(reloader.reload().is_err());
+    assert!(new.is_shown_at(address).await && !old.is_shown_at(address).await);
+    assert!(app.keys().accept(b"the-first-key-of-all") && !app.keys().accept(b"the-second-key-of-all"));
+    put(&old);
+    reloader.reload().expect("usable");
+    assert!(old.is_shown_at(address).await && app.keys().accept(b"the-second-key-of-all"));
+    drop(open);
+    let _ = stop.send(());
+    task.await.expect("ends well");
+}
+
+/// Guesses of one address wait for one another after the first few; whoever has a key does not wait for them.
+#[tokio::test]
+async fn wrong_keys_take_time_and_right_ones_do_not() {
+    let (server, _folder) = with_key().await;
+    let address = server.address;
+    let guess = |number: usize| async move {
+        let begun = Instant::now();
+        let headers = format!("x-api-key: guess-{number}\r\n");
+        assert_eq!(request(address, "GET", "/v1/models", &headers, b"").await.status, 401);
+        begun.elapsed()
+    };
+    let right = async {
+        let mut longest = Duration::ZERO;
+        for _ in 0..20 {
+            tokio::time::sleep(Duration::from_millis(25)).await;
+            let begun = Instant::now();
+            let answer = request(address, "GET", "/v1/models", "x-api-key: secret-two\r\n", b"").await;
+            assert_eq!(answer.status, 200);
+            longest = longest.max(begun.elapsed());
+        }
+        longest
+    };
+    let (times, right) = tokio::join!(futures_util::future::join_all((0..32).map(guess)), right);
+    let waited = times.iter().filter(|time| **time > Duration::from_millis(200)).count();
+    assert!(waited >= 11 && times.iter().max() > Some(&Duration::from_secs(2)), "{times:?}");
+    assert!(right < Duration::from_secs(1), "{right:?}");
+    server.stop().await;
 }
 
 #[tokio::test]

@@ -1,15 +1,18 @@
 //! The watch that runs on the engine's thread allocates nothing after it was made: counted by the allocator, for this thread,
-//! over chats with reasoning, answers, headers, tool calls of every kind and stop strings that nearly come.
+//! over chats with reasoning, answers, headers, tool calls of every kind and stop strings that nearly come. And templates that are
+//! made to fill memory end before they have.
 #![allow(unsafe_code, reason = "a global allocator cannot be written without; it forwards to the system's")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use muser_gguf::GgufFile;
 use muser_text::{
-    Markers, OutputDecoder, OutputMode, OutputOptions, Specials, StopMatcher, Tokenizer, normalise_tools,
+    ChatInput, ChatTemplate, Markers, OutputDecoder, OutputMode, OutputOptions, Specials, StopMatcher,
+    Tokenizer, normalise_messages, normalise_tools,
 };
 use serde_json::json;
 
@@ -17,27 +20,39 @@ struct Counting;
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+    /// Bytes that this thread has allocated and nobody has given back on it, and the most of them at once.
+    static HELD: Cell<(i64, i64)> = const { Cell::new((0, 0)) };
 }
 
 fn count() {
     let _ = ALLOCATIONS.try_with(|counter| counter.set(counter.get() + 1));
 }
 
+fn hold(bytes: i64) {
+    let _ = HELD.try_with(|held| {
+        let (now, most) = held.get();
+        held.set((now + bytes, most.max(now + bytes)));
+    });
+}
+
 // SAFETY: every method forwards its arguments unchanged to the system allocator, whose contract is the same.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
+        hold(layout.size() as i64);
         // SAFETY: the caller's promises are those that `System` asks for.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        hold(-(layout.size() as i64));
         // SAFETY: as above; `pointer` came from `System` because all of ours do.
         unsafe { System.dealloc(pointer, layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
         count();
+        hold(new_size as i64 - layout.size() as i64);
         // SAFETY: as above.
         unsafe { System.realloc(pointer, layout, new_size) }
     }
@@ -137,5 +152,41 @@ fn the_watch_allocates_nothing() {
             assert_eq!(watching, 0);
             assert!(decoding > 1000, "the counter counts what a decoder makes: {decoding}");
         }
+    }
+}
+
+/// A template comes from a downloaded file: one that doubles a string, a list or what it writes ends with an error, soon and
+/// while it has little memory, when the file is loaded and when a conversation is rendered.
+#[test]
+fn a_hostile_template_takes_bounded_memory() {
+    let doubled = |start: &str, double: &str| {
+        format!(
+            "{{% set ns = namespace(x={start}) %}}{{% for i in range(64) %}}{{% set ns.x = {double} %}}{{% endfor %}}{{{{ ns.x }}}}"
+        )
+    };
+    let tokenizer = tokenizer();
+    for source in [
+        doubled("'0123456789abcdef'", "ns.x + ns.x"),
+        doubled("'0123456789abcdef'", "ns.x ~ ns.x"),
+        "{{ (['0123456789abcdef'] * 1000000000) | tojson }}".to_owned(),
+        doubled("'0123456789abcdef'", "(ns.x ~ 'a') | replace('a', 'aaaaaaaa')"),
+        doubled("'0123456789abcdef'", "[ns.x, ns.x] | join('x')"),
+        doubled("'0123456789abcdef'", "[ns.x, ns.x] | tojson"),
+        "{% for i in range(90000) %}{% for j in range(90000) %}0123456789abcdef{% endfor %}{% endfor %}"
+            .to_owned(),
+        "{{ messages[0].content * 100000000 }}".to_owned(),
+    ] {
+        let (before, begun) = (HELD.get().0, Instant::now());
+        HELD.set((before, before));
+        let template = ChatTemplate::compile(&source).expect("its syntax is right");
+        let messages = normalise_messages(&[json!({"role": "user", "content": "Hello."})]).expect("valid");
+        let outcome = template.encode(&tokenizer, &ChatInput { messages, ..ChatInput::default() });
+        let took = begun.elapsed();
+        let most = (HELD.get().1 - before) >> 20;
+        println!("{most} MiB, {took:?}: {source}");
+        assert!(outcome.is_err(), "{source}");
+        assert!(most < 400, "{most} MiB: {source}");
+        // Seconds on a busy machine.
+        assert!(took < Duration::from_secs(20), "{took:?}: {source}");
     }
 }

@@ -108,6 +108,20 @@ fn no_log_metric_or_file_name_tells_a_prompt() {
             assert!(begun.elapsed() < Duration::from_mins(1), "nothing is published");
             std::thread::sleep(Duration::from_millis(50));
         }
+        // Names of sessions are the user's words too, wherever in a path they stand and whatever is answered.
+        let session = json!({"name": "zanzibar diary", "messages": [{"role": "user", "content": "Hello."}], "unknown": 1});
+        let (status, said) = served.exchange("POST", "/v1/sessions", &session);
+        assert_eq!(status, if round == 0 { 200 } else { 409 }, "{said}");
+        for (method, path, expected) in [
+            ("GET", "/v1/sessions/zanzibar%20diary", 200),
+            ("POST", "/v1/sessions/zanzibar%20diary/restore", 200),
+            ("GET", "/v1/sessions/quokka", 404),
+            ("PUT", "/v1/sessions/quokka", 405),
+            ("GET", "/v1/sessions/quokka/rename", 404),
+            ("GET", "/sessions/zanzibar", 404),
+        ] {
+            assert_eq!(served.exchange(method, path, &json!({"wombat": 1})).0, expected, "{method} {path}");
+        }
         check("the metrics", &served.exchange("GET", "/metrics", &Value::Null).1);
         let said = served.said();
         assert!(said.len() > 500, "it was told to talk: {said}");

@@ -14,10 +14,8 @@ use std::fs::{self, File};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-use zeroize::Zeroizing;
-
 use crate::encode::Reader;
-use crate::keys::{KeyRing, Secret};
+use crate::keys::{KeyRing, Secret, derive};
 use crate::store::private;
 use crate::{PackError, Refusal};
 
@@ -115,7 +113,7 @@ impl Anchor {
 }
 
 fn key(keys: &KeyRing) -> Secret {
-    Zeroizing::new(blake3::derive_key("muser pack v1 catalog anchor", keys.catalog_key()))
+    derive("muser pack v1 catalog anchor", &[keys.catalog_key()])
 }
 
 fn read(path: &Path, keys: &KeyRing) -> Vec<Remembered> {

@@ -1,20 +1,26 @@
-"""The page in headless Chromium: python page.py http://127.0.0.1:PORT FOLDER
+"""The page in headless Chromium: python page.py http://127.0.0.1:PORT FOLDER [PREFIX]
 
 Drives chromedriver over its HTTP interface, asks a question, watches the answer stream, stops another one, and leaves
-screenshots in FOLDER. Exits with 1 if something is not as it should be.
+screenshots in FOLDER. With PREFIX (/llm, say) the browser sees the server through a proxy that answers below that path and
+nowhere else. Exits with 1 if something is not as it should be.
 """
 
 import base64
+import http.client
+import http.server
 import json
 import os
 import socket
 import subprocess
 import sys
+import threading
 import time
+import urllib.parse
 import urllib.request
 
 PICTURE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../../models/muse-tiny-demo.jpg")
 BASE, FOLDER = sys.argv[1].rstrip("/"), sys.argv[2]
+PREFIX = sys.argv[3].rstrip("/") if len(sys.argv) > 3 else ""
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 
 
@@ -22,6 +28,50 @@ def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+class Proxy(http.server.BaseHTTPRequestHandler):
+    """What nginx does with `location /llm/ { proxy_pass http://server/; proxy_buffering off; }`, and no more."""
+
+    outside = []
+
+    def log_message(self, *_):
+        pass
+
+    def forward(self):
+        if not self.path.startswith(f"{PREFIX}/"):
+            # Browsers ask for an icon by themselves.
+            if self.path != "/favicon.ico":
+                self.outside.append(self.path)
+            self.send_error(404)
+            return
+        server = http.client.HTTPConnection(urllib.parse.urlparse(BASE).netloc, timeout=120)
+        body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        kept = {name: value for name, value in self.headers.items() if name.lower() not in ("connection", "host")}
+        server.request(self.command, self.path[len(PREFIX) :], body, {**kept, "X-Forwarded-Prefix": PREFIX})
+        answer = server.getresponse()
+        self.send_response(answer.status)
+        for name, value in answer.getheaders():
+            if name.lower() not in ("connection", "transfer-encoding"):
+                self.send_header(name, value)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        try:
+            while piece := answer.read1(65536):
+                self.wfile.write(piece)
+                self.wfile.flush()
+        except OSError:
+            pass
+        server.close()
+        self.close_connection = True
+
+    do_GET = do_POST = do_DELETE = forward
+
+
+def through_proxy():
+    proxy = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
+    threading.Thread(target=proxy.serve_forever, daemon=True).start()
+    return f"http://127.0.0.1:{proxy.server_address[1]}{PREFIX}"
 
 
 class Browser:
@@ -76,7 +126,7 @@ def main():
             except OSError:
                 time.sleep(0.1)
         browser = Browser(port)
-        browser.call("POST", "/url", {"url": BASE + "/"})
+        browser.call("POST", "/url", {"url": (through_proxy() if PREFIX else BASE) + "/"})
         browser.wait("the model's name", "document.getElementById('model').textContent.includes('muse-tiny')")
         browser.picture("1-empty")
         busy = "!document.getElementById('stop').hidden"
@@ -147,7 +197,8 @@ def main():
         browser.picture("7-seen")
         faults = [entry for entry in browser.call("POST", "/se/log", {"type": "browser"}) if entry["level"] == "SEVERE"]
         assert not faults, faults
-        print("ok   page")
+        assert not Proxy.outside, f"asked for beside the prefix: {Proxy.outside}"
+        print("ok   page", PREFIX)
     finally:
         if browser:
             browser.call("DELETE", "")

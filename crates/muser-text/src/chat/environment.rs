@@ -12,9 +12,16 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind};
 /// Marks errors that the template raised itself.
 pub(crate) const RAISED: &str = "raised: ";
 
-/// Budget of one rendering: about one unit for an instruction and one for 64 bytes of data. A conversation of a
-/// thousand tool calls takes a few million; a runaway loop ends within seconds.
-const FUEL: u64 = 50_000_000;
+/// Budget of one rendering: about one unit for an instruction and one for 64 bytes of data. What a template may take grows
+/// with what it is given: a hostile one that doubles a string ends at 128 MiB of them, not when memory is full. (Lists that are
+/// added or repeated are promises in this engine, which charges for what becomes of them; it misses a chain of 33 additions.)
+pub(crate) fn fuel(context_bytes: usize) -> u64 {
+    (LEAST_FUEL + FUEL_PER_BYTE * context_bytes as u64).min(MOST_FUEL)
+}
+
+const LEAST_FUEL: u64 = 2 << 20;
+const FUEL_PER_BYTE: u64 = 32;
+const MOST_FUEL: u64 = 50_000_000;
 
 const RECURSION_LIMIT: usize = 200;
 
@@ -29,7 +36,7 @@ pub(crate) fn sandbox(clock: Clock) -> Result<Environment<'static>, TextError> {
         .map_err(|e| TextError::Template { line: None, what: e.to_string() })?;
     environment.set_syntax(syntax);
     environment.set_auto_escape_callback(|_| AutoEscape::None);
-    environment.set_fuel(Some(FUEL));
+    environment.set_fuel(Some(fuel(0)));
     environment.set_recursion_limit(RECURSION_LIMIT);
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     environment.add_filter("tojson", python_json::tojson);

@@ -214,8 +214,20 @@ impl ChatTemplate {
     }
 
     fn run(&self, context: &Value) -> Result<String, TextError> {
-        let template = self.environment.get_template(NAME).map_err(|e| template_error(&e))?;
+        let mut environment = self.environment.clone();
+        environment.set_fuel(Some(environment::fuel(bytes_of(context))));
+        let template = environment.get_template(NAME).map_err(|e| template_error(&e))?;
         template.render(TemplateValue::from(Serde(context))).map_err(|e| template_error(&e))
+    }
+}
+
+/// Bytes of text in a value, and one for each part of it.
+fn bytes_of(value: &Value) -> usize {
+    1 + match value {
+        Value::String(text) => text.len(),
+        Value::Array(items) => items.iter().map(bytes_of).sum(),
+        Value::Object(fields) => fields.iter().map(|(name, value)| name.len() + bytes_of(value)).sum(),
+        _ => 0,
     }
 }
 

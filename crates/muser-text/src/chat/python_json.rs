@@ -4,15 +4,44 @@
 //! prints them.
 
 use minijinja::value::{Kwargs, Value};
-use minijinja::{Error, ErrorKind};
+use minijinja::{Error, ErrorKind, State};
 use serde::Serialize;
 use serde_json::ser::Formatter;
 use std::fmt::Write as _;
 use std::io;
 
+/// Bytes that a unit of a template's budget pays for.
+const BYTES_PER_UNIT: u64 = 64;
+
+/// Text that may not become longer than what is left of the budget.
+struct Bounded {
+    text: Vec<u8>,
+    left: u64,
+}
+
+impl io::Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self.left.checked_sub(bytes.len() as u64) {
+            Some(left) => self.left = left,
+            None => return Err(io::Error::other("it is longer than a template may make it")),
+        }
+        self.text.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// The filter.
 #[expect(clippy::needless_pass_by_value, reason = "the signature of filters")]
-pub(crate) fn tojson(value: &Value, indent: Option<Value>, kwargs: Kwargs) -> Result<Value, Error> {
+pub(crate) fn tojson(
+    state: &State<'_, '_>,
+    value: &Value,
+    indent: Option<Value>,
+    kwargs: Kwargs,
+) -> Result<Value, Error> {
     let indent = match indent {
         Some(indent) => Some(indent),
         None => kwargs.get("indent")?,
@@ -24,12 +53,14 @@ pub(crate) fn tojson(value: &Value, indent: Option<Value>, kwargs: Kwargs) -> Re
     };
     let ascii = kwargs.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
     kwargs.assert_all_used()?;
-    let mut text = Vec::new();
+    // A list may be there only as a promise to repeat another one: what is made of it is paid for while it is made.
+    let left = state.fuel_levels().map_or(u64::MAX, |(_, left)| left.saturating_mul(BYTES_PER_UNIT));
+    let mut text = Bounded { text: Vec::new(), left };
     let layout = PythonLayout { indent, depth: 0, has_value: false };
-    value
-        .serialize(&mut serde_json::Serializer::with_formatter(&mut text, layout))
-        .map_err(|e| Error::new(ErrorKind::InvalidOperation, "cannot serialize to JSON").with_source(e))?;
-    let text = String::from_utf8_lossy(&text).into_owned();
+    let made = value.serialize(&mut serde_json::Serializer::with_formatter(&mut text, layout));
+    state.consume_fuel(text.text.len() as u64 / BYTES_PER_UNIT)?;
+    made.map_err(|e| Error::new(ErrorKind::InvalidOperation, "cannot serialize to JSON").with_source(e))?;
+    let text = String::from_utf8_lossy(&text.text).into_owned();
     Ok(Value::from(if ascii { escape_non_ascii(&text) } else { text }))
 }
 

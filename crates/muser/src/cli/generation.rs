@@ -182,6 +182,9 @@ pub struct ChatArgs {
     /// How packs are kept.
     #[command(flatten)]
     pub packs: PackStoreArgs,
+    /// Do not read or write `chat_history` in `MUSER_HOME`, where lines that were entered are kept in plain for the arrow keys
+    #[arg(long)]
+    pub no_history: bool,
     /// Which model.
     #[command(flatten)]
     pub model: ModelArgs,

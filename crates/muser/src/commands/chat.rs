@@ -38,7 +38,7 @@ pub fn run(args: ChatArgs, console: &Console) -> anyhow::Result<()> {
             .hint("`muser run --raw` continues a text without one");
     }
     console.note(format!("{}; /help lists commands", session.label));
-    let mut lines = Lines::open(console)?;
+    let mut lines = Lines::open(console, args.no_history)?;
     let mut talk =
         Talk { session, args, system: None, turns: Vec::new(), images: Vec::new(), shown: Vec::new() };
     talk.system = talk.args.system.take();
@@ -199,9 +199,10 @@ struct Lines<'a> {
 }
 
 impl<'a> Lines<'a> {
-    fn open(console: &'a Console) -> anyhow::Result<Self> {
+    fn open(console: &'a Console, no_history: bool) -> anyhow::Result<Self> {
         let mut editor = DefaultEditor::new()?;
-        let history = env_vars::muser_home().map(|home| home.join("chat_history"));
+        let home = env_vars::muser_home().filter(|_| !no_history);
+        let history = home.map(|home| home.join("chat_history"));
         if let Some(path) = &history {
             // The first time there is none.
             let _ = editor.load_history(path);

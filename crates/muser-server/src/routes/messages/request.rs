@@ -89,10 +89,12 @@ pub const COUNT_FIELDS: &[Field] = fields!(limit_field("max_tokens", "without ef
 
 /// A generation from a checked body.
 pub fn parse(body: Body<'_>) -> Result<Work, ApiError> {
-    let (conversation, places) = read_conversation(body)?;
+    let Tools { functions, places, left_out } = tools(body.list("tools").unwrap_or_default());
+    let (conversation, places) = read_conversation(body, &functions, places)?;
     let continues = conversation.prefix.is_some();
     let mut work = Work::new(Prompt::Chat(Box::new(conversation)));
     work.places = places;
+    work.left_out = left_out;
     work.sampling = params::sampling(body)?;
     work.stops = params::stops(body, "stop_sequences")?;
     work.max_tokens = body.count("max_tokens");
@@ -109,7 +111,11 @@ pub fn parse(body: Body<'_>) -> Result<Work, ApiError> {
     Ok(work)
 }
 
-fn read_conversation(body: Body<'_>) -> Result<(Conversation, Places), ApiError> {
+fn read_conversation(
+    body: Body<'_>,
+    tools: &[Value],
+    tool_places: Vec<String>,
+) -> Result<(Conversation, Places), ApiError> {
     let mut turns = Turns::default();
     if let Some(text) = system(body.get("system"))? {
         turns.push(json!({"role": "system", "content": text}), "system");
@@ -121,7 +127,6 @@ fn read_conversation(body: Body<'_>) -> Result<(Conversation, Places), ApiError>
     for (index, value) in list.iter().enumerate() {
         turns.message(value, &format!("messages[{index}]"))?;
     }
-    let (tools, tool_places) = tools(body.list("tools").unwrap_or_default());
     let choice = body.object("tool_choice");
     let tool_choice = match choice.and_then(|choice| choice.text("type")) {
         Some("any") => ToolChoice::Required,
@@ -146,7 +151,7 @@ fn read_conversation(body: Body<'_>) -> Result<(Conversation, Places), ApiError>
         ..Places::default()
     };
     let mut found =
-        conversation(&turns.messages, &tools, tool_choice).map_err(|fault| places.locate(fault))?;
+        conversation(&turns.messages, tools, tool_choice).map_err(|fault| places.locate(fault))?;
     found.prefix = prefix;
     let single = choice.and_then(|choice| choice.flag("disable_parallel_tool_use")).unwrap_or(false);
     found.parallel_calls = !single;
@@ -158,14 +163,26 @@ fn read_conversation(body: Body<'_>) -> Result<(Conversation, Places), ApiError>
     Ok((found, places))
 }
 
-/// The tools that the client runs, as functions, and where they stood. Those that only their vendor's server runs are left
-/// out: what cannot be called is not shown to the model.
-fn tools(list: &[Value]) -> (Vec<Value>, Vec<String>) {
-    let (mut tools, mut places) = (Vec::new(), Vec::new());
+/// The tools of a request.
+#[derive(Default)]
+struct Tools {
+    /// Those that the client runs, as functions.
+    functions: Vec<Value>,
+    /// Where they stood.
+    places: Vec<String>,
+    /// Where the others stood, and why they are left out.
+    left_out: Vec<(String, String)>,
+}
+
+/// Tools that only their vendor's server runs are left out: what cannot be called is not shown to the model.
+fn tools(list: &[Value]) -> Tools {
+    let mut found = Tools::default();
     for (index, tool) in list.iter().enumerate() {
         let kind = tool.get("type").and_then(Value::as_str).unwrap_or("custom");
         if kind != "custom" {
             say_once("/v1/messages", "a tool that a server would run is left out", kind);
+            let why = format!("left out, tools of type {} are not to be had here", Value::from(kind));
+            found.left_out.push((format!("tools[{index}]"), why));
             continue;
         }
         let mut function = Map::new();
@@ -179,10 +196,10 @@ fn tools(list: &[Value]) -> (Vec<Value>, Vec<String>) {
                 function.insert(to.into(), value.clone());
             }
         }
-        tools.push(json!({"type": "function", "function": function}));
-        places.push(format!("tools[{index}]"));
+        found.functions.push(json!({"type": "function", "function": function}));
+        found.places.push(format!("tools[{index}]"));
     }
-    (tools, places)
+    found
 }
 
 /// What starts a block that agents put before their system text, with numbers that change from call to call: in the

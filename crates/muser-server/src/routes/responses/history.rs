@@ -22,6 +22,8 @@ pub struct History {
     pub messages: Vec<Value>,
     /// Their places.
     pub places: Vec<String>,
+    /// Where items stood that are passed over, and why.
+    pub left_out: Vec<(String, String)>,
 }
 
 /// What begins the text of reasoning and of summaries that were given out encoded.
@@ -141,6 +143,8 @@ impl History {
             "item_reference" => {}
             other => {
                 say_once("/v1/responses", "an item of a kind that is not known here is passed over", other);
+                let why = format!("passed over, items of type {} are not known here", Value::from(other));
+                self.left_out.push((place.to_owned(), why));
             }
         }
         Ok(())

@@ -155,7 +155,7 @@ pub fn parse(body: Body<'_>, store: &Responses, owner: Owner) -> Result<Asked, A
             "'input' must hold at least one item that can be shown to the model",
         ));
     }
-    let History { messages, places } = history;
+    let History { messages, places, left_out } = history;
     let places = Places {
         prompt: "input",
         messages: places,
@@ -166,6 +166,7 @@ pub fn parse(body: Body<'_>, store: &Responses, owner: Owner) -> Result<Asked, A
     let conversation = read_conversation(body, &messages, &tools).map_err(|fault| places.locate(fault))?;
     let mut work = Work::new(Prompt::Chat(Box::new(conversation)));
     work.places = places;
+    work.left_out = tools.left_out.iter().cloned().chain(left_out).collect();
     read_parameters(body, &mut work)?;
     params::check_endings(&work, !tools.functions.is_empty())?;
     let includes = |what: &str| body.list("include").unwrap_or_default().iter().any(|item| item == what);

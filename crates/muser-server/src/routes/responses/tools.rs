@@ -33,6 +33,8 @@ pub struct Toolbox {
     pub functions: Vec<Value>,
     /// Where each stood.
     pub places: Vec<String>,
+    /// Where those stood that are left out, and why.
+    pub left_out: Vec<(String, String)>,
     by_shown_name: HashMap<String, Called>,
 }
 
@@ -71,6 +73,8 @@ impl Toolbox {
             "namespace" if namespace.is_none() => self.add_namespace(fields, place),
             other => {
                 say_once("/v1/responses", "a tool of a kind that is not known here is left out", other);
+                let why = format!("left out, tools of type {} are not to be had here", Value::from(other));
+                self.left_out.push((place.to_owned(), why));
                 Ok(())
             }
         }
@@ -241,6 +245,11 @@ mod tests {
             ["shell", "multi_agent_v1.spawn", "multi_agent_v1.tell", "mcp__fs__read", "apply_patch"]
         );
         assert_eq!(tools.places[1], "tools[1].tools[0]");
+        let left_out: Vec<&str> = tools.left_out.iter().map(|(place, _)| place.as_str()).collect();
+        assert_eq!(
+            left_out,
+            ["tools[1].tools[2]", "tools[4]", "tools[5]", "tools[6]", "tools[7]", "tools[8]", "tools[9]"]
+        );
         assert_eq!(tools.functions[1]["function"]["description"], "Agents.\n\nStarts one.");
         let called = |name: &str| {
             let called = tools.called(name);
