@@ -4,6 +4,7 @@
 //! cuda_tower projector FILE           full-size synthetic projector (1.4 GB)
 //! cuda_tower same                     small towers of every kind against the CPU: rows, bit by bit
 //! cuda_tower same PROJECTOR           one projector against the CPU
+//! cuda_tower kernels                  microseconds of kernels, each by itself, for 896x896 and the released tower
 //! cuda_tower speed PROJECTOR [MODEL]  896x896: time, and that of the parts; with MODEL also prefill of as many tokens, and decoding
 //!                                     beside pictures
 //! ```
@@ -46,8 +47,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let sizes = [(1, 1), (5, 7), (3, 40), (12, 20)];
             json!({ "rows": same(&projector, PositionRule::Raster, &sizes)? })
         }
+        (Some("kernels"), _) => {
+            json!(muser_cuda::selftest::tower_times(0)?.into_iter().collect::<BTreeMap<_, _>>())
+        }
         (Some("speed"), Some(file)) => speed(&Projector::load(file)?, arg(2))?,
-        _ => return Err("usage: projector FILE | same [PROJECTOR] | speed PROJECTOR [MODEL]".into()),
+        _ => {
+            return Err("usage: projector FILE | same [PROJECTOR] | kernels | speed PROJECTOR [MODEL]".into());
+        }
     };
     println!("{}", serde_json::to_string_pretty(&json!({ "command": args.join(" "), "result": result }))?);
     Ok(())

@@ -32,6 +32,17 @@ DEVICE void digit_products(int (&high)[32], int (&mixed)[32], const u32 (&hi)[ST
   wgmma_wait<0>();
 }
 
+// The same with 32 columns.
+DEVICE void wgmma_half(int (&c)[16], const u32 (&a)[4], u64 b, int accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k32.s32.s8.s8 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, {%16, %17, %18, %19}, %20, p;\n}"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]), "+r"(c[4]), "+r"(c[5]), "+r"(c[6]), "+r"(c[7]),
+        "+r"(c[8]), "+r"(c[9]), "+r"(c[10]), "+r"(c[11]), "+r"(c[12]), "+r"(c[13]), "+r"(c[14]), "+r"(c[15])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+}
+
 struct SharedProducts {
   DEVICE static int first_warp(int warp) { return warp & ~3; }
   DEVICE static int last_warp(int warp) { return warp | 3; }

@@ -10,13 +10,14 @@ struct FloatArgs {
   const float* x;  // [n][k]
   float* out;      // [out_segments][n][out_rows]
   u64 row_bytes;
-  u32 type, rows, padded_rows, k, out_segments, first_row, out_rows, n;
+  u32 rows, padded_rows, k, out_segments, first_row, out_rows, n;
   float scale;     // factor on the product
+  u32 _padding;
 };
 
 constexpr int TILE = 32, RUN = 64;
 
-extern "C" __global__ void __launch_bounds__(256, 2) many_float(const __grid_constant__ FloatArgs p) {
+template <int TYPE> DEVICE void many_float(const FloatArgs& p) {
   __shared__ __align__(16) float ws[2][TILE * RUN], xs[2][TILE * RUN];
   const int lane = threadIdx.x & 15, group = threadIdx.x >> 4, row0 = blockIdx.x * TILE, token0 = blockIdx.y * TILE;
   pdl_launch();
@@ -34,8 +35,8 @@ extern "C" __global__ void __launch_bounds__(256, 2) many_float(const __grid_con
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       const int at = k + lane;
-      w_next[i] = make_float4(float_at(w_row[i], p.type, at), float_at(w_row[i], p.type, at + 16),
-                              float_at(w_row[i], p.type, at + 32), float_at(w_row[i], p.type, at + 48));
+      w_next[i] = make_float4(float_at(w_row[i], TYPE, at), float_at(w_row[i], TYPE, at + 16),
+                              float_at(w_row[i], TYPE, at + 32), float_at(w_row[i], TYPE, at + 48));
       const float* x = x_row[i] + at;
       x_next[i] = make_float4(__ldcg(x), __ldcg(x + 16), __ldcg(x + 32), __ldcg(x + 48));
     }
@@ -97,3 +98,9 @@ extern "C" __global__ void __launch_bounds__(256, 2) many_float(const __grid_con
     }
   }
 }
+
+#define KERNEL(name, type) \
+  extern "C" __global__ void __launch_bounds__(256, 2) name(const __grid_constant__ FloatArgs p) { many_float<type>(p); }
+KERNEL(many_f32, F32)
+KERNEL(many_f16, F16)
+KERNEL(many_bf16, BF16)

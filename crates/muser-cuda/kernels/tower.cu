@@ -232,6 +232,7 @@ extern "C" __global__ void __launch_bounds__(128) tower_rows(const __grid_consta
   else quantise_block(v, blockIdx.y, kb, lane, p.act);
 }
 
+// Parts of q, k and v of a slice.
 struct HeadArgs {
   const float* part;  // [segments][n][3 heads dim]: q, k, v
   const float* bias;  // [3 heads dim]
@@ -245,40 +246,91 @@ struct HeadArgs {
   float factor, hadamard;  // of scores; of the Hadamard matrix, 0: none
 };
 
-// Bias, rotation, Hadamard matrix and digits. One warp per head; grid (3 heads, rows) in warps of 4.
+// A lane's four values of head `index` of q, k and v, with their bias.
+DEVICE void biased_head(float (&x)[4], const HeadArgs& p, u32 index, u32 row, u32 d) {
+#pragma unroll
+  for (int i = 0; i < 4; i++) x[i] = 0.f;
+  if (d >= p.dim) return;
+  const u32 at = index * p.dim + d, width = 3 * p.heads * p.dim;
+  const float4 v = sum4(p.part + (u64)row * width + at, (u64)p.n * width, p.segments), b = ldcg4(p.bias + at);
+  x[0] = __fadd_rn(v.x, b.x);
+  x[1] = __fadd_rn(v.y, b.y);
+  x[2] = __fadd_rn(v.z, b.z);
+  x[3] = __fadd_rn(v.w, b.w);
+}
+
+// q and k: bias, rotation, Hadamard matrix and digits. One warp per head; grid (2 heads, rows) in warps of 4.
 extern "C" __global__ void __launch_bounds__(128) tower_heads(const __grid_constant__ HeadArgs p) {
   const u32 index = blockIdx.x * 4 + (threadIdx.x >> 5), lane = threadIdx.x & 31, row = blockIdx.y, d = lane * 4;
   pdl_launch();
   pdl_wait();
-  if (index >= 3 * p.heads) return;
-  const u32 which = index / p.heads, head = index - which * p.heads, width = 3 * p.heads * p.dim;
-  const bool on = d < p.dim;
-  float x[4] = {0.f, 0.f, 0.f, 0.f};
-  if (on) {
-    const u32 at = index * p.dim + d;
-    const float4 v = sum4(p.part + (u64)row * width + at, (u64)p.n * width, p.segments), b = ldcg4(p.bias + at);
-    x[0] = __fadd_rn(v.x, b.x);
-    x[1] = __fadd_rn(v.y, b.y);
-    x[2] = __fadd_rn(v.z, b.z);
-    x[3] = __fadd_rn(v.w, b.w);
-    if (which < 2) {
-      const float* rope = p.rope + (u64)row * p.dim + lane * 2;
-      const float2 c = __ldcg((const float2*)rope), s = __ldcg((const float2*)(rope + p.dim / 2));
-      const float a = x[0], e = x[2];
-      x[0] = __fsub_rn(__fmul_rn(a, c.x), __fmul_rn(x[1], s.x));
-      x[1] = __fadd_rn(__fmul_rn(a, s.x), __fmul_rn(x[1], c.x));
-      x[2] = __fsub_rn(__fmul_rn(e, c.y), __fmul_rn(x[3], s.y));
-      x[3] = __fadd_rn(__fmul_rn(e, s.y), __fmul_rn(x[3], c.y));
-    }
-  }
-  const u32 slot = __ldcg(p.slots + row);
-  u8* block = p.kv + (u64)(slot >> 8) * p.block_bytes + head * head_bytes<2>();
-  if (which == 2) {
-    store_value<2>(x, block, slot & 255, lane);
-    return;
+  if (index >= 2 * p.heads) return;
+  const bool is_key = index >= p.heads;
+  const u32 head = is_key ? index - p.heads : index;
+  float x[4];
+  biased_head(x, p, index, row, d);
+  if (d < p.dim) {
+    const float* rope = p.rope + (u64)row * p.dim + lane * 2;
+    const float2 c = __ldcg((const float2*)rope), s = __ldcg((const float2*)(rope + p.dim / 2));
+    const float a = x[0], e = x[2];
+    x[0] = __fsub_rn(__fmul_rn(a, c.x), __fmul_rn(x[1], s.x));
+    x[1] = __fadd_rn(__fmul_rn(a, s.x), __fmul_rn(x[1], c.x));
+    x[2] = __fsub_rn(__fmul_rn(e, c.y), __fmul_rn(x[3], s.y));
+    x[3] = __fadd_rn(__fmul_rn(e, s.y), __fmul_rn(x[3], c.y));
   }
   if (p.hadamard != 0.f) hadamard_of(x, lane, p.dim / 4, p.hadamard);
-  const u64 query = (u64)row * p.heads + head;
-  if (which == 0) store_query_digits(x, p.q + query * 256, p.f + query, p.factor, lane);
-  else store_key_digits<2>(x, block, slot & 255, lane);
+  if (is_key) {
+    const u32 slot = __ldcg(p.slots + row);
+    u8* block = p.kv + (u64)(slot >> 8) * p.block_bytes + head * head_bytes<2>();
+    store_key_digits<2>(x, block, slot & 255, lane);
+  } else {
+    const u64 query = (u64)row * p.heads + head;
+    store_query_digits(x, p.q + query * 256, p.f + query, p.factor, lane);
+  }
+}
+
+// v: bias and digits. A CTA has a head of 32 rows: a dim's digits of positions that follow each other leave together.
+// Grid (heads, rows / 32).
+constexpr int V_ROWS = 32, V_STRIDE = V_ROWS + 4;  // bytes from dim to dim in shared memory: four lanes a bank
+
+extern "C" __global__ void __launch_bounds__(128) tower_values(const __grid_constant__ HeadArgs p) {
+  __shared__ __align__(16) u8 digits[2][128 * V_STRIDE];
+  __shared__ u32 slots[V_ROWS];
+  const u32 head = blockIdx.x, row0 = blockIdx.y * V_ROWS, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const u32 rows = min((u32)V_ROWS, p.n - row0);
+  pdl_launch();
+  pdl_wait();
+  if (threadIdx.x < rows) slots[threadIdx.x] = __ldcg(p.slots + row0 + threadIdx.x);
+  __syncthreads();
+  auto head_of = [&](u32 slot) { return p.kv + (u64)(slot >> 8) * p.block_bytes + head * head_bytes<2>(); };
+  for (u32 r = warp; r < rows; r += 4) {
+    float x[4];
+    biased_head(x, p, 2 * p.heads + head, row0 + r, lane * 4);
+    int codes[4];
+    const float d = head_codes(x, 32639.f, 0.f, codes);
+    const u32 high = high_digits(codes), low = low_digits(codes);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      digits[0][(lane * 4 + i) * V_STRIDE + r] = (u8)(high >> 8 * i);
+      digits[1][(lane * 4 + i) * V_STRIDE + r] = (u8)(low >> 8 * i);
+    }
+    if (lane == 0) *(float*)(head_of(slots[r]) + scales_at<2>() + 1024 + (slots[r] & 255) * 4) = d;
+  }
+  __syncthreads();
+  const bool run = rows == V_ROWS && (slots[0] & 15) == 0 && slots[V_ROWS - 1] == slots[0] + V_ROWS - 1 &&
+                   slots[0] >> 8 == slots[V_ROWS - 1] >> 8;
+  for (u32 i = threadIdx.x; i < 256; i += 128) {
+    const u32 plane = i >> 7, dim = i & 127;
+    if (dim >= p.dim) continue;
+    const u8* from = digits[plane] + dim * V_STRIDE;
+    const u64 at = v_at<2>() + plane * PLANE + dim * 256;
+    if (run) {
+      uint4* to = (uint4*)(head_of(slots[0]) + at + (slots[0] & 255));
+      const u32* word = (const u32*)from;
+      to[0] = make_uint4(word[0], word[1], word[2], word[3]);
+      to[1] = make_uint4(word[4], word[5], word[6], word[7]);
+    } else {
+      for (u32 r = 0; r < rows; r++) head_of(slots[r])[at + (slots[r] & 255)] = from[r];
+    }
+  }
 }

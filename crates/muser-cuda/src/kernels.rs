@@ -104,7 +104,7 @@ pub const FILES: [KernelFile; 15] = [
     KernelFile {
         name: "matmul_float",
         source: include_str!("../kernels/matmul_float.cu"),
-        kernels: &["many_float"],
+        kernels: &["many_f32", "many_f16", "many_bf16"],
         only_for: None,
     },
     KernelFile {
@@ -118,19 +118,27 @@ pub const FILES: [KernelFile; 15] = [
             "tower_gelu",
             "tower_rows",
             "tower_heads",
+            "tower_values",
         ],
         only_for: None,
     },
     KernelFile {
         name: "tower_attention",
         source: include_str!("../kernels/tower_attention.cu"),
-        kernels: &["tower_attend"],
+        kernels: &["tower_attend_64", "tower_attend_96", "tower_attend_128"],
         only_for: None,
     },
     KernelFile {
         name: "tower_attention_wide",
         source: include_str!("../kernels/tower_attention_wide.cu"),
-        kernels: &["tower_attend_wide"],
+        kernels: &[
+            "tower_attend_wide_64",
+            "tower_attend_wide_96",
+            "tower_attend_wide_128",
+            "tower_attend_whole_64",
+            "tower_attend_whole_96",
+            "tower_attend_whole_128",
+        ],
         only_for: Some(90),
     },
     KernelFile {
@@ -242,6 +250,41 @@ fn unit_bytes(digits: Digits) -> u32 {
     2 * digits.count() as u32 * 8192 + 1024
 }
 
+/// An attention kernel of the vision tower.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TowerAttention {
+    /// Of the kernel.
+    pub name: String,
+    /// Warps of a CTA; each has 16 patches.
+    pub warps: u32,
+    stages: u32,
+    dim: u32,
+}
+
+impl TowerAttention {
+    /// Those that an architecture has for heads of so many values, the best one first. All give the same bits.
+    pub fn of(arch: u32, head_dim: usize) -> Vec<Self> {
+        let dim = [64, 96, 128].into_iter().find(|dim| head_dim <= *dim as usize).unwrap_or(128);
+        let tuning = Tuning::of(arch);
+        let plain = ("tower_attend", tuning.many_warps, tuning.many_stages());
+        let hopper = [("tower_attend_wide", 4, 2), ("tower_attend_whole", 8, 3), plain];
+        let all = if arch == 90 { &hopper[..] } else { &hopper[2..] };
+        all.iter()
+            .map(|(name, warps, stages)| Self {
+                name: format!("{name}_{dim}"),
+                warps: *warps,
+                stages: *stages,
+                dim,
+            })
+            .collect()
+    }
+
+    /// Shared memory that a launch asks for: units, and the sums of each warp.
+    pub fn shared_bytes(&self) -> u32 {
+        self.stages * unit_bytes(Digits::Two) + self.warps * 64 * self.dim
+    }
+}
+
 impl KernelFile {
     /// Does the file run on this architecture?
     pub fn supports(&self, arch: u32) -> bool {
@@ -312,10 +355,10 @@ args! {
         w: u64, act: Act, out: u64, row_bytes: u64, type_id: u32, rows: u32, padded_rows: u32, kb: u32, segments: u32,
         out_segments: u32, first_row: u32, out_rows: u32, first: u32, n: u32, n_all: u32, scale: f32,
     }
-    /// `many_float`
+    /// `many_f32`, `many_f16`, `many_bf16`
     FloatArgs {
-        w: u64, x: u64, out: u64, row_bytes: u64, type_id: u32, rows: u32, padded_rows: u32, k: u32, out_segments: u32,
-        first_row: u32, out_rows: u32, n: u32, scale: f32, _padding: u32,
+        w: u64, x: u64, out: u64, row_bytes: u64, rows: u32, padded_rows: u32, k: u32, out_segments: u32, first_row: u32,
+        out_rows: u32, n: u32, scale: f32, _padding: u32,
     }
     /// `embed_rows`
     EmbedArgs {
@@ -363,7 +406,7 @@ args! {
         q: u64, f: u64, kv: u64, block_bytes: u64, tiles: u64, groups: u64, counts: u64, tables: u64, part_o: u64, part_l: u64,
         heads: u32, kv_heads: u32, group: u32, window: u32, own: u64, own_bytes: u64, ends: u64,
     }
-    /// `tower_attend`, `tower_attend_wide`
+    /// `tower_attend_*`, `tower_attend_wide_*`, `tower_attend_whole_*`
     RunArgs { d: DigitArgs, runs: u64, out: u64, from: u32, to: u32, dim: u32, _padding: u32 }
     /// `tower_patches`
     PatchArgs { rgb: u64, places: u64, values: u64, x: u64, columns: u32, size: u32, width: u32, _padding: u32 }
@@ -381,7 +424,7 @@ args! {
     GeluArgs { part: u64, bias: u64, act: Act, segments: u32, n: u32 }
     /// `tower_rows`
     RowsArgs { part: u64, out: u64, act: Act, segments: u32, n: u32, width: u32, _padding: u32 }
-    /// `tower_heads`
+    /// `tower_heads`, `tower_values`
     HeadArgs {
         part: u64, bias: u64, rope: u64, slots: u64, q: u64, f: u64, kv: u64, block_bytes: u64, segments: u32, n: u32,
         heads: u32, dim: u32, factor: f32, hadamard: f32,

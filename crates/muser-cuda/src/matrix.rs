@@ -259,7 +259,7 @@ pub(crate) struct ProductKernels {
     /// By kind, for 1 and 8 rows.
     any: [[Function; 2]; 3],
     /// Float weights with many rows.
-    many_float: Function,
+    many_float: [Function; 3],
     /// On Hopper.
     wide: Option<WideKernels>,
     multiprocessors: u32,
@@ -294,7 +294,7 @@ impl ProductKernels {
                 [find("any_small_1")?, find("any_small_8")?],
                 [find("any_float_1")?, find("any_float_8")?],
             ],
-            many_float: find("many_float")?,
+            many_float: [find("many_f32")?, find("many_f16")?, find("many_bf16")?],
             wide: match find("wide_q4k") {
                 Err(_) => None,
                 Ok(q4k) => Some(WideKernels {
@@ -438,7 +438,6 @@ impl ProductKernels {
             x: act.f,
             out,
             row_bytes: part.row_bytes as u64,
-            type_id: part.ty.id(),
             rows: part.rows,
             padded_rows,
             k: product.k as u32,
@@ -450,7 +449,13 @@ impl ProductKernels {
             _padding: 0,
         };
         let grid = (padded_rows.div_ceil(FLOAT_TILE), (n as u32).div_ceil(FLOAT_TILE));
-        stream.launch(&self.many_float, Launch::new(grid, 256), &args)
+        let [f32, f16, bf16] = &self.many_float;
+        let function = match part.ty {
+            GgmlType::F16 => f16,
+            GgmlType::BF16 => bf16,
+            _ => f32,
+        };
+        stream.launch(function, Launch::new(grid, 256), &args)
     }
 
     fn few(

@@ -291,9 +291,9 @@ pub(crate) fn upload(
 }
 
 /// One thread cannot read a map at the speed of the bus (page faults), so several do.
-fn copy_in_parallel(from: &[u8], to: &mut [u8]) {
+pub(crate) fn copy_in_parallel<T: Copy + Send + Sync>(from: &[T], to: &mut [T]) {
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(8);
-    let share = from.len().div_ceil(threads).max(1 << 20);
+    let share = from.len().div_ceil(threads).max((1 << 20) / size_of::<T>());
     if from.len() <= share {
         to[..from.len()].copy_from_slice(from);
         return;

@@ -7,14 +7,17 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use muser_backend::arith::attention::Digits;
-use muser_cuda::kernels::{COMBINE_RING_BYTES, FILES, KernelFile, Tuning};
+use muser_cuda::kernels::{COMBINE_RING_BYTES, FILES, KernelFile, TowerAttention, Tuning};
 use muser_cuda::nvrtc;
 
 /// Kernels that spill a little, by architecture: where 512 threads leave 128 registers to two accumulators of 32 rows x
 /// 32 tokens, and where a row of up to 32 warps leaves 64. What spills are addresses, outside the inner loop.
-const KNOWN_SPILLS: [(&str, &[u32]); 14] = [
-    ("many_float", &[80]),
-    ("tower_attend", &[80]),
+const KNOWN_SPILLS: [(&str, &[u32]); 17] = [
+    ("many_f32", &[80]),
+    ("many_f16", &[80]),
+    ("many_bf16", &[80]),
+    ("tower_attend_96", &[86, 90]),
+    ("tower_attend_128", &[80, 86, 89, 90]),
     ("few_q5k_16", &[90]),
     ("many_q4k", &[90, 100]),
     ("many_q5k", &[90, 100]),
@@ -91,10 +94,11 @@ fn asked_for(kernel: &str, arch: u32) -> u32 {
         "digits_split_1" => tuning.split_shared_bytes(Digits::One),
         "digits_split_2" => tuning.split_shared_bytes(Digits::Two),
         "digits_many_1" | "digits_wide_1" => tuning.many_shared_bytes(Digits::One),
-        "digits_many_2" | "digits_wide_2" | "tower_attend" | "tower_attend_wide" => {
-            tuning.many_shared_bytes(Digits::Two)
-        }
+        "digits_many_2" | "digits_wide_2" => tuning.many_shared_bytes(Digits::Two),
         "digits_combine" => COMBINE_RING_BYTES,
-        _ => 0,
+        _ => {
+            let of_tower = [64, 96, 128].into_iter().flat_map(|dim| TowerAttention::of(arch, dim));
+            of_tower.into_iter().find(|attention| attention.name == kernel).map_or(0, |a| a.shared_bytes())
+        }
     }
 }

@@ -9,6 +9,7 @@ mod products;
 mod rounded;
 mod steps;
 mod tower;
+mod tower_times;
 
 use std::sync::Arc;
 
@@ -21,6 +22,7 @@ use crate::driver::{Context, Stream};
 use crate::executor::{Kernels, Prefill};
 use crate::matrix::{AnyKind, ProductKernels};
 use products::Extent;
+pub use tower_times::tower_times;
 
 /// Environment variable that, when set, skips the check at start-up.
 pub const SKIP_VARIABLE: &str = "MUSER_SKIP_SELFTEST";

@@ -11,17 +11,22 @@ use super::digits::rotated_key;
 use super::steps::{EPS, read, row, same};
 use crate::CudaError;
 use crate::driver::{Buffer, Launch};
-use crate::forward::{Activations, digits_many_launch, layer_bytes};
-use crate::kernels::{DigitArgs, GeluArgs, HeadArgs, RunArgs, TowerNormArgs, Tuning};
+use crate::forward::{Activations, layer_bytes};
+use crate::kernels::{DigitArgs, GeluArgs, HeadArgs, RunArgs, TowerAttention, TowerNormArgs};
 use crate::matrix::{AnyKind, Product, RawPart};
 use crate::tower::TowerKernels;
 
 /// Checks them; returns how many values were compared.
 pub(super) fn check(card: &Card<'_>, random: &mut Random) -> Result<usize, CudaError> {
-    let kernels = TowerKernels::new(card.kernels)?;
-    let mut compared = rows(card, &kernels, random)?;
-    for (dim, keys, size) in [(96, 300, 1.0), (64, 70, 20.0), (128, 1, 1.0), (16, 600, 1e4)] {
-        compared += attention(card, &kernels, (dim, keys, size), random)?;
+    let mut compared = 0;
+    for (dim, keys, size) in [(96, 300, 1.0), (64, 70, 20.0), (128, 1, 1.0), (16, 600, 1e4), (80, 130, 1.0)] {
+        for kernel in TowerAttention::of(card.context.arch, dim) {
+            let kernels = TowerKernels::new(card.kernels, kernel)?;
+            if compared == 0 {
+                compared += rows(card, &kernels, random)?;
+            }
+            compared += attention(card, &kernels, (dim, keys, size), random)?;
+        }
     }
     Ok(compared)
 }
@@ -65,10 +70,9 @@ fn attention(
         factor: score_factor(dim, Digits::Two),
         hadamard: if dim.is_power_of_two() { hadamard_factor(dim) } else { 0.0 },
     };
-    card.stream.launch(&kernels.heads, Launch::new((2, keys as u32), 128), &args)?;
+    kernels.store_heads(card.stream, &args)?;
 
-    let tuning = Tuning::of(card.context.arch);
-    let run = 16 * tuning.many_warps as usize;
+    let run = 16 * kernels.attend.1.warps as usize;
     let runs: Vec<u32> = (0..keys)
         .step_by(run)
         .flat_map(|first| [first, (first + run).min(keys), 0, keys].map(|x| x as u32))
@@ -94,8 +98,7 @@ fn attention(
         dim: dim as u32,
         _padding: 0,
     };
-    let shape = digits_many_launch(Digits::Two, &tuning, ((runs.len() / 4) as u32, heads as u32));
-    card.stream.launch(&kernels.attend, shape, &args)?;
+    kernels.attend(card.stream, &args, runs.len() / 4)?;
     card.stream.synchronize()?;
     let found = read(&out, keys * hidden)?;
 
@@ -107,8 +110,12 @@ fn attention(
         for row in (0..keys).step_by(7) {
             let expected = vision::attention::attend(of(row, 0), &k, &v);
             let found = &found[row * hidden + head * dim..][..dim];
-            compared +=
-                same("tower_attend", &format!("heads of {dim}, {keys} keys, row {row}"), &expected, found)?;
+            compared += same(
+                &kernels.attend.1.name,
+                &format!("heads of {dim}, {keys} keys, row {row}"),
+                &expected,
+                found,
+            )?;
         }
     }
     Ok(compared)

@@ -17,10 +17,11 @@ use muser_backend::{ExecError, TowerImage, TowerInfo, TowerStage as Stage, no_im
 use muser_model::Projector;
 
 use crate::CudaError;
-use crate::driver::{Context, Function, Stream};
+use crate::driver::{Context, Function, Launch, Stream};
 use crate::executor::Kernels;
-use crate::kernels::Tuning;
+use crate::kernels::{HeadArgs, RunArgs, TowerAttention};
 use crate::matrix::ProductKernels;
+use crate::weights::copy_in_parallel;
 use memory::{PictureMemory, PictureSize, SliceMemory};
 use plan::PicturePlan;
 use walk::SliceWalk;
@@ -30,6 +31,8 @@ use weights::TowerWeights;
 const SLICE: usize = 4096;
 /// The same where steps of others come between.
 const SHORT_SLICE: usize = 1024;
+/// Rows of a CTA of `tower_values`.
+const VALUE_ROWS: u32 = 32;
 /// Tokens of a slice of the adapter.
 const TOKENS: usize = 1024;
 /// From this much time on nobody waits: slices are long and follow each other unwatched.
@@ -46,11 +49,13 @@ pub(crate) struct TowerKernels {
     pub(crate) gelu: Function,
     rows: Function,
     pub(crate) heads: Function,
-    pub(crate) attend: Function,
+    pub(crate) values: Function,
+    /// For heads of the tower's size, with all that it takes to launch it.
+    pub(crate) attend: (Function, TowerAttention),
 }
 
 impl TowerKernels {
-    pub(crate) fn new(kernels: &Kernels) -> Result<Self, CudaError> {
+    pub(crate) fn new(kernels: &Kernels, attention: TowerAttention) -> Result<Self, CudaError> {
         Ok(Self {
             patches: kernels.get("tower_patches")?,
             embed: kernels.get("tower_embed")?,
@@ -59,9 +64,25 @@ impl TowerKernels {
             gelu: kernels.get("tower_gelu")?,
             rows: kernels.get("tower_rows")?,
             heads: kernels.get("tower_heads")?,
-            // With warpgroup products where the card has them.
-            attend: kernels.get("tower_attend_wide").or_else(|_| kernels.get("tower_attend"))?,
+            values: kernels.get("tower_values")?,
+            attend: (kernels.get(&attention.name)?, attention),
         })
+    }
+}
+
+impl TowerKernels {
+    /// Digits of queries, K and V.
+    pub(crate) fn store_heads(&self, stream: &Stream, args: &HeadArgs) -> Result<(), CudaError> {
+        let grid = ((2 * args.heads).div_ceil(4), args.n);
+        stream.launch(&self.heads, Launch::new(grid, 128), args)?;
+        let grid = (args.heads, args.n.div_ceil(VALUE_ROWS));
+        stream.launch(&self.values, Launch::new(grid, 128), args)
+    }
+
+    pub(crate) fn attend(&self, stream: &Stream, args: &RunArgs, runs: usize) -> Result<(), CudaError> {
+        let (function, attention) = &self.attend;
+        let shape = Launch::new((runs as u32, args.d.heads), attention.warps * 32);
+        stream.launch(function, Launch { shared_bytes: attention.shared_bytes(), ..shape }, args)
     }
 }
 
@@ -76,7 +97,6 @@ pub(crate) struct Tower {
     kernels: TowerKernels,
     projector: Projector,
     rule: PositionRule,
-    tuning: Tuning,
     context: Arc<Context>,
 }
 
@@ -116,6 +136,7 @@ impl Tower {
         let weights = TowerWeights::load(context, &projector, &kernels.repack()?)?;
         let mut products = kernels.products(context)?;
         products.reserve(context, weights.products())?;
+        let attention = TowerAttention::of(context.arch, projector.config.head_dim()).swap_remove(0);
         let slice = SliceMemory::new(context, &projector, &weights)?;
         let mut tower = Self {
             info: TowerInfo::new(ROUTE, &projector, rule),
@@ -124,10 +145,9 @@ impl Tower {
             slice,
             weights,
             products,
-            kernels: TowerKernels::new(kernels)?,
+            kernels: TowerKernels::new(kernels, attention)?,
             projector,
             rule,
-            tuning: Tuning::of(context.arch),
             context: context.clone(),
         };
         // Room for the nominal picture before the engine takes what is left for K and V.
@@ -158,7 +178,7 @@ impl Tower {
         let c = &self.projector.config;
         let grid =
             image.validate(&self.projector).map_err(|error| CudaError::Unsupported(error.to_string()))?;
-        let plan = PicturePlan::new(c, self.rule, image, grid, 16 * self.tuning.many_warps as usize);
+        let plan = PicturePlan::new(c, self.rule, image, grid, 16 * self.kernels.attend.1.warps as usize);
         let size = PictureSize {
             patches: grid.count(),
             tokens: image.tokens(),
@@ -215,7 +235,6 @@ impl Tower {
             plan: &work.plan,
             products: &self.products,
             kernels: &self.kernels,
-            tuning: self.tuning,
             from: work.at,
             count,
         };
@@ -226,8 +245,11 @@ impl Tower {
         let len = work.plan.tokens * self.projector.config.projection;
         stream.download(&self.picture.rows, &mut self.picture.rows_on_host, 0, len)?;
         stream.synchronize()?;
-        rows.clear();
-        rows.extend_from_slice(&self.picture.rows_on_host.slice()[..len]);
+        if rows.len() != len {
+            // Fresh zeros are no memory yet: the threads that copy are the first to touch it.
+            *rows = vec![0.0; len];
+        }
+        copy_in_parallel(&self.picture.rows_on_host.slice()[..len], rows);
         Ok(())
     }
 }

@@ -9,10 +9,9 @@ use super::weights::{NormOnDevice, TowerWeights};
 use super::{Stage, TowerKernels};
 use crate::CudaError;
 use crate::driver::{Launch, Stream};
-use crate::forward::{digits_many_launch, layer_bytes};
+use crate::forward::layer_bytes;
 use crate::kernels::{
     Act, DigitArgs, GeluArgs, HeadArgs, MergeArgs, PatchArgs, PositionArgs, RowsArgs, RunArgs, TowerNormArgs,
-    Tuning,
 };
 use crate::matrix::{Product, ProductKernels};
 
@@ -26,7 +25,6 @@ pub(super) struct SliceWalk<'a> {
     pub(super) plan: &'a PicturePlan,
     pub(super) products: &'a ProductKernels,
     pub(super) kernels: &'a TowerKernels,
-    pub(super) tuning: Tuning,
     pub(super) from: usize,
     pub(super) count: usize,
 }
@@ -142,8 +140,7 @@ impl SliceWalk<'_> {
             factor: score_factor(dim, Digits::Two),
             hadamard: if dim.is_power_of_two() { hadamard_factor(dim) } else { 0.0 },
         };
-        let grid = ((3 * c.heads).div_ceil(4) as u32, self.count as u32);
-        self.stream.launch(&self.kernels.heads, Launch::new(grid, 128), &args)
+        self.kernels.store_heads(self.stream, &args)
     }
 
     fn kind(&self, layer: usize) -> usize {
@@ -187,8 +184,7 @@ impl SliceWalk<'_> {
             dim: c.head_dim() as u32,
             _padding: 0,
         };
-        let shape = digits_many_launch(Digits::Two, &self.tuning, (runs as u32, c.heads as u32));
-        self.stream.launch(&self.kernels.attend, shape, &args)
+        self.kernels.attend(self.stream, &args, runs)
     }
 
     /// GELU of the product in `wide`, quantised.
