@@ -81,7 +81,7 @@ pub fn draft() -> Draft {
     Draft::load(models().join("muse-tiny-dflash-Q8_0.gguf")).expect("the bundled draft loads")
 }
 
-fn models() -> PathBuf {
+pub fn models() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models")
 }
 
