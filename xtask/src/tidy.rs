@@ -1,7 +1,8 @@
 //! Facts about the tree itself: its size, words that must not be in it, files too long to read in one sitting, and what its
-//! pages say of crates, variables and ids.
+//! pages say of crates, variables, ids and findings.
 
 mod edges;
+mod findings;
 mod flags;
 mod ids;
 mod links;
@@ -42,7 +43,9 @@ pub(crate) fn check(root: &Path) -> Result<()> {
             faults.push(format!("{name}: does not open with a //! comment"));
         }
     }
-    for check in [edges::faults, flags::faults, ids::faults, unused::faults, variables::faults] {
+    for check in
+        [edges::faults, findings::faults, flags::faults, ids::faults, unused::faults, variables::faults]
+    {
         faults.extend(check(&files));
     }
     faults.extend(links::faults(root, &files, &names));

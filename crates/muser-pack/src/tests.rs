@@ -518,3 +518,12 @@ fn keys_are_read_whole_while_they_are_revoked() {
         over.store(true, std::sync::atomic::Ordering::SeqCst);
     });
 }
+
+/// What core files and other processes of the user would show: keys and prompts in plain.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_process_keeps_itself_out_of_core_files() {
+    use rustix::process::{DumpableBehavior, dumpable_behavior};
+    crate::keep_out_of_dumps().expect("Linux has it");
+    assert_eq!(dumpable_behavior().expect("Linux has it"), DumpableBehavior::NotDumpable);
+}

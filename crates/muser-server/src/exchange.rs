@@ -69,7 +69,7 @@ async fn read_bytes(request: Request, limits: &Limits) -> Result<Vec<u8>, ApiErr
 /// The bytes of a body; those of a long one are paid for as they come.
 async fn collect(body: axum::body::Body, limit: usize) -> Result<Vec<u8>, ApiError> {
     let mut body = Limited::new(body, limit);
-    let (mut bytes, mut paid) = (Vec::new(), SHORT_BODY_BYTES);
+    let (mut bytes, mut paid) = (Vec::<u8>::new(), SHORT_BODY_BYTES);
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| {
             if error.is::<http_body_util::LengthLimitError>() {
@@ -82,6 +82,10 @@ async fn collect(body: axum::body::Body, limit: usize) -> Result<Vec<u8>, ApiErr
         while bytes.len() + data.len() > paid {
             reserve(PAID_AT_ONCE).await?;
             paid += PAID_AT_ONCE;
+        }
+        if bytes.capacity() < bytes.len() + data.len() {
+            // No more than is paid for: doubling takes up to three times as much while it copies.
+            bytes.reserve_exact(paid - bytes.len());
         }
         bytes.extend_from_slice(&data);
     }

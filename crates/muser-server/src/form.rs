@@ -18,6 +18,7 @@ use crate::masks::MaskedTurn;
 use crate::notice::Notice;
 use crate::text::TextSide;
 use crate::work::{Conversation, Form, Prompt, ToolChoice, Work};
+use crate::work_room::still_wanted;
 
 /// The constraint for `work`, if it asks for one, and what of its tools is not kept. `limit`: where the output
 /// is cut off.
@@ -30,7 +31,8 @@ pub(crate) fn constraint(
     let Some(rules) = rules(work, options, limit) else {
         return Ok((at_least(text, work, options), Notice::new(&work.left_out, std::iter::empty())));
     };
-    let plan = TurnPlan::new(text.grammars()?, &rules).map_err(|fault| form_fault(&fault, work))?;
+    let plan = TurnPlan::new_while(text.grammars()?, &rules, &still_wanted)
+        .map_err(|fault| form_fault(&fault, work))?;
     let left_out = plan.left_out().into_iter().map(|found| {
         let field = schema_field(work, &found.tool, &found.path);
         (work.places.place(&field), found.what)

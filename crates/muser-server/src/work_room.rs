@@ -7,6 +7,7 @@
 //! one budget for all connections; a body gives its share back when its request has been answered.
 
 use std::cell::{Cell, RefCell};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -150,7 +151,42 @@ pub(crate) async fn compute<T: Send + 'static>(
 pub(crate) async fn aside<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    EndWithUs(tokio::task::spawn_blocking(work)).await.unwrap_or_else(|_| Err(lost()))
+    let (leaves, left) = Leaves::new();
+    let work = move || {
+        LEFT.set(Some(left));
+        let outcome = work();
+        LEFT.set(None);
+        outcome
+    };
+    let outcome = EndWithUs(tokio::task::spawn_blocking(work)).await;
+    drop(leaves);
+    outcome.unwrap_or_else(|_| Err(lost()))
+}
+
+thread_local! {
+    /// Whether whoever waits for the work on this thread has left.
+    static LEFT: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
+}
+
+/// Whether somebody still waits for the work that runs on this thread. Long work asks now and then, and gives up.
+pub(crate) fn still_wanted() -> bool {
+    LEFT.with_borrow(|left| left.as_ref().is_none_or(|left| !left.load(Ordering::Relaxed)))
+}
+
+/// Tells the work that its client has left, when it is dropped.
+struct Leaves(Arc<AtomicBool>);
+
+impl Leaves {
+    fn new() -> (Self, Arc<AtomicBool>) {
+        let left = Arc::new(AtomicBool::new(false));
+        (Self(Arc::clone(&left)), left)
+    }
+}
+
+impl Drop for Leaves {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 fn lost() -> ApiError {
@@ -192,7 +228,7 @@ pub(crate) fn note_body(bytes: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::AtomicUsize;
 
     #[tokio::test(start_paused = true)]
     async fn the_budget_is_shared_and_given_back() {
@@ -214,6 +250,36 @@ mod tests {
         assert_eq!(other(600 << 10).await, Ok(()));
         // More than there is: all of it.
         assert_eq!(other(8 << 20).await, Ok(()));
+    }
+
+    /// Jobs that run hear that their client has left; the next job on the same thread does not.
+    #[tokio::test]
+    async fn who_leaves_is_heard_by_running_work() {
+        let (begun, ended) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let work = {
+            let (begun, ended) = (Arc::clone(&begun), Arc::clone(&ended));
+            aside(move || {
+                begun.store(true, Ordering::SeqCst);
+                let since = std::time::Instant::now();
+                while still_wanted() && since.elapsed() < Duration::from_secs(20) {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                ended.store(since.elapsed() < Duration::from_secs(10), Ordering::SeqCst);
+                Ok(())
+            })
+        };
+        let waiting = tokio::spawn(work);
+        while !begun.load(Ordering::SeqCst) {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        waiting.abort();
+        let since = std::time::Instant::now();
+        while !ended.load(Ordering::SeqCst) {
+            assert!(since.elapsed() < Duration::from_secs(10), "it goes on");
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        assert_eq!(aside(|| Ok(still_wanted())).await.ok(), Some(true));
+        assert!(still_wanted());
     }
 
     /// Jobs of clients that left are never begun.

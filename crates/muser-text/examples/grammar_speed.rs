@@ -1,8 +1,8 @@
 //! What constrained output costs with the real vocabulary:
 //! `cargo run --release -p muser-text --example grammar_speed`
 //!
-//! Prints the time to build the engine (once per model), to compile constraints, and per token the time of a mask
-//! and of taking the token.
+//! Prints the time to build the engine (once per model), to compile constraints, per token the time of a mask and of taking
+//! the token, and the same of all sequences of a full step together.
 
 #![allow(clippy::print_stdout, reason = "it is a report")]
 
@@ -39,6 +39,8 @@ fn main() -> Result<(), TextError> {
         r#"{"a": [1, 2, {"b": "c", "d": null}]}"#,
     )?;
 
+    a_full_step(&engine, &tokenizer)?;
+
     let start = Instant::now();
     let rules = TurnRules { answer: AnswerRule::Grammar(Grammar::JsonObject), ..TurnRules::default() };
     let mut turn = TurnConstraint::new(engine, &rules)?;
@@ -51,6 +53,54 @@ fn main() -> Result<(), TextError> {
         turn.commit(id)?;
     }
     print_times("masks of header and reasoning", &mut times);
+    Ok(())
+}
+
+/// Sequences of a step.
+const SEQUENCES: usize = 16;
+
+/// As many sequences as the engine takes, each inside a grammar and each somewhere else in its text: what all their masks of
+/// one step cost on one thread. A server makes them on several, while the device computes, and waits at most 5 ms for them.
+fn a_full_step(engine: &GrammarEngine, tokenizer: &Tokenizer) -> Result<(), TextError> {
+    let record = json!({"type": "object", "required": ["name", "age", "tags", "home"], "properties": {
+        "name": {"type": "string", "minLength": 1, "maxLength": 80}, "age": {"type": "integer", "minimum": 0},
+        "tags": {"type": "array", "items": {"enum": ["red", "green", "blue"]}},
+        "home": {"anyOf": [{"type": "null"}, {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}]}}});
+    let one = r#"{"name": "Zoë of the northern harbour", "age": 41, "tags": ["red", "blue"], "home": {"city": "Bergen"}}"#;
+    let grammars = [
+        (
+            Grammar::JsonSchema(json!({"type": "array", "items": record})),
+            format!("[{}]", [one; 12].join(", ")),
+        ),
+        (Grammar::JsonObject, format!("{{\"list\": [{}]}}", [one; 12].join(", "))),
+        (Grammar::Regex(r"([a-z]+ [0-9]{1,4}[,;] )*".into()), "boats 12, gulls 300; ".repeat(40)),
+        (
+            Grammar::Gbnf("root ::= line*\nline ::= [A-Za-z ,]+ \".\" \" \"?".into()),
+            "The boats came home, late. ".repeat(60),
+        ),
+    ];
+    let mut turns = Vec::new();
+    for number in 0..SEQUENCES {
+        let (grammar, text) = &grammars[number % grammars.len()];
+        let mut ids = tokenizer.encode(text, Specials::Plain).into_iter();
+        let mut constraint = engine.constraint(grammar)?;
+        for id in ids.by_ref().take(7 * (number / grammars.len())) {
+            constraint.mask()?;
+            constraint.commit(id)?;
+        }
+        turns.push((constraint, ids));
+    }
+    let mut times = Vec::new();
+    'steps: loop {
+        let start = Instant::now();
+        for (constraint, ids) in &mut turns {
+            let Some(id) = ids.next() else { break 'steps };
+            constraint.mask()?;
+            constraint.commit(id)?;
+        }
+        times.push(start.elapsed());
+    }
+    print_times(&format!("steps of {SEQUENCES} sequences, one thread"), &mut times);
     Ok(())
 }
 

@@ -51,6 +51,9 @@ pub enum TextError {
         /// The reason.
         what: String,
     },
+    /// Nobody waits for it any more.
+    #[error("given up, since nobody waits for it any more")]
+    Abandoned,
 }
 
 impl TextError {

@@ -6,7 +6,7 @@ use super::far_limits::{self, Distance};
 use super::token_constraint::{Relaxed, TokenConstraint};
 use super::tool_calls::{CallPlan, ValueRule, literal};
 use super::{
-    Grammar, GrammarEngine, MAX_GRAMMAR_BYTES, MAX_NESTING, MAX_WIDTH, check_expanded, check_text,
+    Grammar, GrammarEngine, MAX_GRAMMAR_BYTES, MAX_NESTING, MAX_WIDTH, Wanted, check_expanded, check_text,
     compiler_settings, depth_of, first_line, gbnf,
 };
 use crate::error::{TextError, shown};
@@ -35,11 +35,11 @@ impl GrammarEngine {
     /// A constraint for a text that follows `grammar` from its first character on. A grammar that cannot be used is the
     /// caller's fault, whatever is wrong with it.
     pub fn constraint(&self, grammar: &Grammar) -> Result<TokenConstraint, TextError> {
-        Ok(self.compiled(grammar)?.fresh())
+        Ok(self.compiled(grammar, &|| true)?.fresh())
     }
 
     /// The same, shared by all who ask for this grammar.
-    pub(super) fn compiled(&self, grammar: &Grammar) -> Result<Arc<Compiled>, TextError> {
+    pub(super) fn compiled(&self, grammar: &Grammar, wanted: Wanted<'_>) -> Result<Arc<Compiled>, TextError> {
         let key = match grammar {
             Grammar::JsonSchema(schema) => format!("schema {schema}"),
             Grammar::JsonObject => "object".to_owned(),
@@ -48,8 +48,10 @@ impl GrammarEngine {
             Grammar::Regex(text) => format!("regex {text}"),
             Grammar::Choice(choices) => format!("choice {}", json!(choices)),
         };
-        self.cache
-            .get(key, || self.compile(grammar).map(|constraint| Compiled::new(constraint, Vec::new(), 0)))
+        self.cache.get(&key, wanted, || {
+            let (constraint, bytes) = self.compile(grammar, wanted)?;
+            Ok(Compiled::new(constraint, bytes, Vec::new(), 0))
+        })
     }
 
     /// The constraint of calls of one tool. Strictly, what cannot be kept is an error; else it is left out.
@@ -58,19 +60,20 @@ impl GrammarEngine {
         name: &str,
         parameters: &Value,
         strict: bool,
+        wanted: Wanted<'_>,
     ) -> Result<Arc<Compiled>, TextError> {
         let key = format!("tool {strict} {name} {parameters}");
-        self.cache.get(key, || self.compile_call(name, parameters, strict))
+        self.cache.get(&key, wanted, || self.compile_call(name, parameters, strict, wanted))
     }
 
-    fn compile(&self, grammar: &Grammar) -> Result<TokenConstraint, TextError> {
+    fn compile(&self, grammar: &Grammar, wanted: Wanted<'_>) -> Result<(TokenConstraint, usize), TextError> {
         let (kind, text) = match grammar {
-            Grammar::JsonSchema(schema) => return self.compile_schema(schema),
-            Grammar::JsonObject => return self.compile_schema(&json!({"type": "object"})),
+            Grammar::JsonSchema(schema) => return self.compile_schema(schema, wanted),
+            Grammar::JsonObject => return self.compile_schema(&json!({"type": "object"}), wanted),
             Grammar::Lark(text) => ("the Lark grammar", text),
             Grammar::Gbnf(text) => ("the GBNF grammar", text),
             Grammar::Regex(text) => ("the regular expression", text),
-            Grammar::Choice(choices) => return self.compile_choice(choices),
+            Grammar::Choice(choices) => return self.compile_choice(choices, wanted),
         };
         check_text(kind, text)?;
         let compiled = if matches!(grammar, Grammar::Regex(_)) {
@@ -85,11 +88,16 @@ impl GrammarEngine {
             }
             TopLevelGrammar::from_lark(lark)
         };
-        Ok(TokenConstraint::new(kind, self.matcher(kind, compiled)?, None))
+        let (matcher, bytes) = self.matcher(kind, compiled, wanted)?;
+        Ok((TokenConstraint::new(kind, matcher, None), bytes))
     }
 
     /// One terminal for all choices: as rules of their own they would be kept apart in every mask.
-    fn compile_choice(&self, choices: &[String]) -> Result<TokenConstraint, TextError> {
+    fn compile_choice(
+        &self,
+        choices: &[String],
+        wanted: Wanted<'_>,
+    ) -> Result<(TokenConstraint, usize), TextError> {
         let kind = "the list of choices";
         let bytes: usize = choices.iter().map(String::len).sum();
         if bytes > MAX_GRAMMAR_BYTES {
@@ -98,26 +106,34 @@ impl GrammarEngine {
         }
         let literals: Vec<String> = choices.iter().map(|choice| literal(choice)).collect();
         let lark = format!("start: CHOICE\nCHOICE: {}", literals.join(" | "));
-        Ok(TokenConstraint::new(kind, self.matcher(kind, TopLevelGrammar::from_lark(lark))?, None))
+        let (matcher, bytes) = self.matcher(kind, TopLevelGrammar::from_lark(lark), wanted)?;
+        Ok((TokenConstraint::new(kind, matcher, None), bytes))
     }
 
-    fn compile_schema(&self, schema: &Value) -> Result<TokenConstraint, TextError> {
+    fn compile_schema(
+        &self,
+        schema: &Value,
+        wanted: Wanted<'_>,
+    ) -> Result<(TokenConstraint, usize), TextError> {
         let document = answer_document(schema)?;
         let compile = |document: &Value| {
-            self.matcher(JSON_SCHEMA, TopLevelGrammar::from_json_schema(with_settings(document)))
+            self.matcher(JSON_SCHEMA, TopLevelGrammar::from_json_schema(with_settings(document)), wanted)
         };
-        let matcher = compile(&document).map_err(|error| self.place_of_fault(&document, error))?;
+        let (matcher, mut bytes) =
+            compile(&document).map_err(|error| self.place_of_fault(&document, error, wanted))?;
         let relaxed = far_limits::without_far_limits(&document).and_then(|(document, limit_chars)| {
-            Some(self.relaxed(compile(&document).ok()?, limit_chars, Distance::of_quotes()))
+            let (matcher, more) = compile(&document).ok()?;
+            bytes += more;
+            Some(self.relaxed(matcher, limit_chars, Distance::of_quotes()))
         });
-        Ok(TokenConstraint::new(JSON_SCHEMA, matcher, relaxed))
+        Ok((TokenConstraint::new(JSON_SCHEMA, matcher, relaxed), bytes))
     }
 
     /// An error that says where in the schema it is, if that can be found out.
-    fn place_of_fault(&self, document: &Value, error: TextError) -> TextError {
+    fn place_of_fault(&self, document: &Value, error: TextError, wanted: Wanted<'_>) -> TextError {
         let TextError::Grammar { what, .. } = error else { return error };
         let (mut here, mut path, mut trials) = (document, String::new(), 0);
-        while let Some((key, part)) = self.part_at_fault(document, here, &mut trials) {
+        while let Some((key, part)) = self.part_at_fault(document, here, &mut trials, wanted) {
             path = if path.is_empty() { key } else { format!("{path}.{key}") };
             here = part;
         }
@@ -129,6 +145,7 @@ impl GrammarEngine {
         document: &'v Value,
         here: &'v Value,
         trials: &mut usize,
+        wanted: Wanted<'_>,
     ) -> Option<(String, &'v Value)> {
         let properties = here.get("properties").and_then(Value::as_object).into_iter().flatten();
         let mut parts = properties.map(|(key, part)| (format!("properties.{key}"), part)).collect::<Vec<_>>();
@@ -138,11 +155,17 @@ impl GrammarEngine {
             let mut alone = (*part).clone();
             alone["$defs"] = document.get("$defs").cloned().unwrap_or_else(|| json!({}));
             let grammar = TopLevelGrammar::from_json_schema(with_settings(&alone));
-            *trials <= MAX_TRIALS && self.matcher(JSON_SCHEMA, grammar).is_err()
+            *trials <= MAX_TRIALS && self.matcher(JSON_SCHEMA, grammar, wanted).is_err()
         })
     }
 
-    fn compile_call(&self, name: &str, parameters: &Value, strict: bool) -> Result<Compiled, TextError> {
+    fn compile_call(
+        &self,
+        name: &str,
+        parameters: &Value,
+        strict: bool,
+        wanted: Wanted<'_>,
+    ) -> Result<Compiled, TextError> {
         const KIND: &str = "the schema of a tool";
         let fault = |remark: Remark| TextError::Schema {
             tool: Some(name.to_owned()),
@@ -150,11 +173,11 @@ impl GrammarEngine {
             what: remark.what,
         };
         let mut plan = CallPlan::new(parameters, strict).map_err(fault)?;
-        let matcher_of = |lark: String| self.matcher(KIND, TopLevelGrammar::from_lark(lark));
-        let matcher = match matcher_of(plan.lark(name)) {
-            Ok(matcher) => matcher,
+        let matcher_of = |lark: String| self.matcher(KIND, TopLevelGrammar::from_lark(lark), wanted);
+        let (matcher, mut bytes) = match matcher_of(plan.lark(name)) {
+            Ok(made) => made,
             Err(error) => {
-                let whys: Vec<(String, ValueRule, String)> = self.values_at_fault(&plan);
+                let whys: Vec<(String, ValueRule, String)> = self.values_at_fault(&plan, wanted);
                 if strict {
                     let (path, what) = whys
                         .into_iter()
@@ -163,8 +186,8 @@ impl GrammarEngine {
                     return Err(fault(Remark { path, what }));
                 }
                 plan.give_up(|parameter| whys.iter().any(|(_, rule, _)| *rule == parameter.rule));
-                if let Ok(matcher) = matcher_of(plan.lark(name)) {
-                    matcher
+                if let Ok(made) = matcher_of(plan.lark(name)) {
+                    made
                 } else {
                     plan.give_up(|_| true);
                     matcher_of(plan.lark(name))?
@@ -172,16 +195,18 @@ impl GrammarEngine {
             }
         };
         let relaxed = plan.relaxed_lark(name).and_then(|(lark, limit_chars)| {
-            Some(self.relaxed(matcher_of(lark).ok()?, limit_chars, Distance::of_text()))
+            let (matcher, more) = matcher_of(lark).ok()?;
+            bytes += more;
+            Some(self.relaxed(matcher, limit_chars, Distance::of_text()))
         });
         let tokens = |text: &str| self.tokenizer.encode(text, crate::Specials::Plain).len();
         // The header, a dozen tokens for each value that must be there, and the end.
         let least = tokens(name) + 8 + tokens(&plan.skeleton(name)) + 12 * plan.required();
-        Ok(Compiled::new(TokenConstraint::new(KIND, matcher, relaxed), plan.left_out, least))
+        Ok(Compiled::new(TokenConstraint::new(KIND, matcher, relaxed), bytes, plan.left_out, least))
     }
 
     /// The values whose schemas do not compile by themselves, with the reason.
-    fn values_at_fault(&self, plan: &CallPlan) -> Vec<(String, ValueRule, String)> {
+    fn values_at_fault(&self, plan: &CallPlan, wanted: Wanted<'_>) -> Vec<(String, ValueRule, String)> {
         let mut found = Vec::new();
         for parameter in plan.all_parameters().take(4 * MAX_TRIALS) {
             let terminal = |text: &str| TopLevelGrammar::from_lark(format!("start: TEXT\nTEXT: {text}"));
@@ -193,7 +218,7 @@ impl GrammarEngine {
                 ValueRule::Both(text, value) => vec![terminal(text), schema(value)],
             };
             for grammar in grammars {
-                if let Err(error) = self.matcher(JSON_SCHEMA, grammar) {
+                if let Err(error) = self.matcher(JSON_SCHEMA, grammar, wanted) {
                     let what = match error {
                         TextError::Grammar { what, .. } => what,
                         other => other.to_string(),
@@ -216,7 +241,17 @@ impl GrammarEngine {
         }
     }
 
-    pub(super) fn matcher(&self, kind: &'static str, grammar: TopLevelGrammar) -> Result<Matcher, TextError> {
+    /// A matcher, and the bytes of its tables. A step of the compiler cannot be stopped (its limits bound it to a second or
+    /// so), so whether it is still wanted is asked before each.
+    pub(super) fn matcher(
+        &self,
+        kind: &'static str,
+        grammar: TopLevelGrammar,
+        wanted: Wanted<'_>,
+    ) -> Result<(Matcher, usize), TextError> {
+        if !wanted() {
+            return Err(TextError::Abandoned);
+        }
         let unusable = |what: String| TextError::Grammar { kind, what };
         // The compiler recurses from rule to rule, so it gets a stack for as many as are accepted. It is meant to return
         // errors; a panic in it must not take the server down either.
@@ -230,10 +265,12 @@ impl GrammarEngine {
             Ok(Ok(Err(error))) => return Err(unusable(first_line(&error))),
             Ok(Err(_)) | Err(_) => return Err(unusable("it cannot be compiled".to_owned())),
         };
+        // Copies share the lexer: one tells how large it has become, the other has it meet what the first masks need.
+        let lexer = parser.clone();
         let matcher = Matcher::new(Ok(parser));
-        // The copy shares the lexer, which so has met what the first masks need.
         try_out(matcher.clone(), &self.tokenizer).map_err(|error| unusable(first_line(&error)))?;
-        Ok(matcher)
+        let tables = lexer.parser.lexer_stats().num_bytes;
+        Ok((matcher, tables))
     }
 }
 

@@ -29,6 +29,9 @@ use serde_json::Value;
 use std::sync::Arc;
 use toktrie::{InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
 
+/// Whether somebody still waits for what is being compiled.
+pub type Wanted<'a> = &'a dyn Fn() -> bool;
+
 /// What the text must follow.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Grammar {
@@ -58,6 +61,10 @@ const MAX_EXPANDED: u64 = 200_000;
 /// Most alternatives that a schema may leave open at one place: properties that may come next, over all branches. Each
 /// costs time in every mask there.
 const MAX_WIDTH: usize = 256;
+
+/// Most states of a lexer, of 1 to 2 KiB each: what a text makes of its grammar's tables stays within some 50 MiB, and a text
+/// that would need more ends with an error.
+const MAX_LEXER_STATES: usize = 30_000;
 
 /// White space between the parts of JSON: a space, or a line break with its indentation. More would only give a model
 /// room to dwell in.
@@ -106,6 +113,7 @@ impl GrammarEngine {
             })?;
         factory.quiet();
         factory.limits_mut().verbose_errors = false;
+        factory.limits_mut().max_lexer_states = MAX_LEXER_STATES;
 
         let mut text = SimpleVob::alloc(tokenizer.vocab_size());
         for id in 0..tokenizer.vocab_size() as u32 {

@@ -1,7 +1,7 @@
 //! What a turn may hold, compiled: shared by all choices of a request, and by whoever asks for the same again.
 
 use super::cache::Compiled;
-use super::{Grammar, GrammarEngine, TurnConstraint};
+use super::{Grammar, GrammarEngine, TurnConstraint, Wanted};
 use crate::ChannelTokens;
 use crate::error::TextError;
 use serde_json::Value;
@@ -90,6 +90,18 @@ pub(super) struct PlannedTool {
 impl TurnPlan {
     /// Compiles all that the rules name, so that a bad grammar shows here.
     pub fn new(engine: Arc<GrammarEngine>, rules: &TurnRules) -> Result<TurnPlan, TextError> {
+        TurnPlan::new_while(engine, rules, &|| true)
+    }
+
+    /// The same for as long as somebody waits for it.
+    ///
+    /// # Errors
+    /// [`TextError::Abandoned`] soon after nobody does.
+    pub fn new_while(
+        engine: Arc<GrammarEngine>,
+        rules: &TurnRules,
+        wanted: Wanted<'_>,
+    ) -> Result<TurnPlan, TextError> {
         let channels = engine.tokenizer.channels();
         let header = rules.start == TurnStart::Header;
         if header && channels.is_none() {
@@ -109,11 +121,11 @@ impl TurnPlan {
                 "no such key",
             ));
         };
-        let tools: Vec<PlannedTool> =
-            rules.tools.iter().filter_map(|tool| planned(&engine, rules, tool)).collect::<Result<_, _>>()?;
+        let tools = rules.tools.iter().filter_map(|tool| planned(&engine, rules, tool, wanted));
+        let tools: Vec<PlannedTool> = tools.collect::<Result<_, _>>()?;
         let answer = match &rules.answer {
             AnswerRule::Free => PlannedAnswer::Free,
-            AnswerRule::Grammar(grammar) => PlannedAnswer::Grammar(engine.compiled(grammar)?),
+            AnswerRule::Grammar(grammar) => PlannedAnswer::Grammar(engine.compiled(grammar, wanted)?),
             AnswerRule::Forbidden => PlannedAnswer::Forbidden,
         };
         let parallel_calls = rules.parallel_calls;
@@ -153,11 +165,13 @@ fn planned(
     engine: &GrammarEngine,
     rules: &TurnRules,
     tool: &Value,
+    wanted: Wanted<'_>,
 ) -> Option<Result<PlannedTool, TextError>> {
     let function = tool.get("function").unwrap_or(tool);
     let name = function.get("name")?.as_str()?.to_owned();
     let strict = rules.strict_tools.contains(&name);
-    let call = engine.compiled_call(&name, function.get("parameters").unwrap_or(&Value::Null), strict);
+    let parameters = function.get("parameters").unwrap_or(&Value::Null);
+    let call = engine.compiled_call(&name, parameters, strict, wanted);
     Some(call.map(|call| PlannedTool { name, call }))
 }
 

@@ -256,7 +256,7 @@ fn follow_exactly(schema: &Value, text: &str) -> usize {
     let mut document = compile::answer_document(schema).expect("usable");
     document["x-guidance"] = compiler_settings(false);
     let compiled = llguidance::api::TopLevelGrammar::from_json_schema(document);
-    let mut exact = engine().matcher(compile::JSON_SCHEMA, compiled).expect("usable");
+    let (mut exact, _) = engine().matcher(compile::JSON_SCHEMA, compiled, &|| true).expect("usable");
     let mut constraint = engine().constraint(&grammar).expect("usable");
     let mut at = 0;
     for id in tokenizer.encode(text, Specials::Plain) {

@@ -305,3 +305,55 @@ fn tools_are_compiled_once_for_all_who_send_them() {
     }
     assert_eq!(other.mask().expect("a mask"), first.begin().mask().expect("a mask"));
 }
+
+/// Nobody waits for the plan any more while its many tools are compiled: it ends with the step that runs, keeps what was
+/// finished, and the next one who asks has all of it.
+#[test]
+fn compiling_ends_soon_after_nobody_waits() {
+    use std::cell::Cell;
+    let engine = Arc::new(GrammarEngine::new(tiny_tokenizer().clone()).expect("builds"));
+    let tool = |index: usize| {
+        let schema =
+            json!({"type": "object", "properties": {"p": {"type": "string", "maxLength": 900 + index}}});
+        json!({"name": format!("f{index}"), "parameters": schema})
+    };
+    let tools: Vec<Value> = (0..60).map(tool).collect();
+    let rules = TurnRules { tools: normalise_tools(&tools).expect("valid"), ..TurnRules::default() };
+    let asked = Cell::new(0);
+    let wanted = || {
+        asked.set(asked.get() + 1);
+        asked.get() < 20
+    };
+    let outcome = TurnPlan::new_while(Arc::clone(&engine), &rules, &wanted);
+    assert_eq!(outcome.err(), Some(TextError::Abandoned));
+    assert!(asked.get() < 24, "{}", asked.get());
+    let kept = engine.cache.len();
+    assert!((4..20).contains(&kept), "{kept}");
+    TurnPlan::new(Arc::clone(&engine), &rules).expect("usable");
+    assert_eq!(engine.cache.len(), 60);
+}
+
+/// Grammars of a few kilobytes whose tables have megabytes: what is kept is bounded by the tables, not by the texts.
+#[test]
+fn tables_count_in_the_memory_for_grammars() {
+    let engine = Arc::new(GrammarEngine::new(tiny_tokenizer().clone()).expect("builds"));
+    let grammar = |number: usize| {
+        let names: Vec<String> = (0..200).map(|rule| format!("T{rule}")).collect();
+        let letter = |rule: usize| char::from(b'a' + (rule % 26) as u8);
+        let rules: Vec<String> = (0..200)
+            .map(|rule| format!("T{rule}: /[a-z]*{}[0-9a-z]{{1,{}}}/", letter(rule), 5 + rule + number))
+            .collect();
+        Grammar::Lark(format!("start: ({})+\n{}", names.join(" | "), rules.join("\n")))
+    };
+    let one = {
+        engine.constraint(&grammar(0)).expect("usable");
+        engine.cache.bytes()
+    };
+    // Measured with a counting allocator: 11 MiB.
+    assert!((4 << 20..24 << 20).contains(&one), "{one}");
+    for number in 1..40 {
+        engine.constraint(&grammar(number)).expect("usable");
+        assert!(engine.cache.bytes() <= 128 << 20, "{number}: {}", engine.cache.bytes());
+    }
+    assert!(engine.cache.len() < 40);
+}

@@ -323,6 +323,20 @@ fn strays_stand_beside_the_call() {
     check_block(&format!("{CALL}and more"), "and more", &[PARIS]);
 }
 
+/// The format has no way to write it in raw text: the first closing tag ends the value, the call is whole without the rest, and
+/// the rest is shown.
+#[test]
+fn a_raw_value_ends_at_its_first_closing_tag() {
+    let with = |city: &str| CALL.replace("Paris", city);
+    let call = |city: &str| format!(r#"{{"city":"{city}","days":2}}"#);
+    check_block(&with("Par</atem:parameter>is"), "is</atem:parameter>\n", &[("get_weather", &call("Par"))]);
+    check_block(
+        &with("a</atem:parameter>\n<atem:parameter name=\"any\">b"),
+        "",
+        &[("get_weather", r#"{"city":"a","any":"b","days":2}"#)],
+    );
+}
+
 #[test]
 fn a_call_that_is_cut_off_does_not_end() {
     let cut = |output: &str, calls: &[(&str, &str)], content: &str| {
