@@ -90,7 +90,10 @@ fn chunks_do_not_change_a_bit() {
 #[test]
 fn uncut_goldens_when_given() {
     let Some(dir) = std::env::var_os("MUSER_GOLDEN_DIR") else {
-        eprintln!("SKIPPED: uncut goldens are compared where MUSER_GOLDEN_DIR names their folder");
+        muser_testkit::skip(
+            muser_testkit::Need::Data,
+            "uncut goldens are compared where MUSER_GOLDEN_DIR names their folder",
+        );
         return;
     };
     let mut found = 0;

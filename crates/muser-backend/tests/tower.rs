@@ -156,8 +156,9 @@ fn logits(model: &Model, ids: &[u32], patch: u32, embeddings: &[f32]) -> Vec<f32
 #[test]
 fn everything_is_that_of_transformers() {
     let Some(dir) = std::env::var_os("MUSER_VISION_GOLDEN").map(PathBuf::from) else {
-        eprintln!(
-            "SKIPPED: a whole tower is compared where MUSER_VISION_GOLDEN names the folder of its golden rows"
+        muser_testkit::skip(
+            muser_testkit::Need::Data,
+            "a whole tower is compared where MUSER_VISION_GOLDEN names the folder of its golden rows",
         );
         return;
     };

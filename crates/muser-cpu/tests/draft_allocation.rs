@@ -1,46 +1,23 @@
 //! Draft rounds and the steps that verify them allocate nothing once they have been as large before. Counted in all
 //! threads, so this file has one test.
-#![allow(unsafe_code, reason = "a global allocator cannot be written without; it forwards to the system's")]
 
 use muser_backend::DraftExecutor as _;
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use muser_backend::{DraftBatch, Executor, KvCapacity, Row, RowInput, RowWants, StepBatch, StepOutput};
 use muser_cpu::{CpuExecutor, CpuOptions};
 use muser_kv::BlockId;
 use muser_model::{Draft, Model};
-
-struct Counting;
-
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: every method forwards its arguments unchanged to the system allocator, whose contract is the same; `realloc` and
-// `alloc_zeroed` come from the trait and end in these two.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promises are those that `System` asks for.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as above; `pointer` came from `System` because all of ours do.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
+use muser_testkit::{CountingAllocator, allocations_in_all};
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 #[test]
 fn rounds_allocate_nothing() {
-    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models");
-    let model = Model::load(models.join("muse-tiny-Q4_K_M.gguf")).expect("the bundled model loads");
+    let model = Model::load(muser_testkit::muse_tiny()).expect("the bundled model loads");
     let options = CpuOptions { threads: Some(2), ..CpuOptions::default() };
     let mut executor = CpuExecutor::new(model, options).expect("it runs everywhere");
-    let draft = Draft::load(models.join("muse-tiny-dflash-Q8_0.gguf")).expect("the bundled draft loads");
+    let draft = Draft::load(muser_testkit::muse_tiny_draft()).expect("the bundled draft loads");
     executor.attach_draft(draft).expect("it fits");
     executor.allocate_kv(KvCapacity { full: 6, sliding: 6 }).expect("KV memory");
     let tables = [[BlockId(0), BlockId(1)], [BlockId(2), BlockId(3)], [BlockId(4), BlockId(5)]];
@@ -48,7 +25,7 @@ fn rounds_allocate_nothing() {
     let (mut round, mut logits) = (DraftBatch::default(), Vec::new());
     let mut counts = Vec::new();
     for turn in 0..80u32 {
-        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        let before = allocations_in_all();
         let pos = 4 * turn;
         round.clear();
         batch.clear();
@@ -63,7 +40,7 @@ fn rounds_allocate_nothing() {
         }
         executor.draft(&round, &mut logits).expect("draft");
         executor.step(&batch, &mut out).expect("step");
-        counts.push(ALLOCATIONS.load(Ordering::Relaxed) - before);
+        counts.push(allocations_in_all() - before);
     }
     assert!(counts[0] > 0, "the counter counts");
     // The third turn is the first whose round is the largest; position 256 gives every table its second block.

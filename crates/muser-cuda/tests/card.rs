@@ -19,14 +19,14 @@ fn card() -> bool {
     match device::probe(0) {
         Ok(_) => true,
         Err(error) => {
-            eprintln!("SKIPPED: {error}");
+            muser_testkit::skip(muser_testkit::Need::Card, error);
             false
         }
     }
 }
 
 fn tiny() -> Model {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/muse-tiny-Q4_K_M.gguf");
+    let path = muser_testkit::muse_tiny();
     Model::load(path).expect("the model in the repository loads")
 }
 

@@ -37,7 +37,7 @@ const KNOWN_SPILL_BYTES: u32 = 320;
 fn all_kernels_compile_for_all_architectures() {
     if let Err(error) = nvrtc::find() {
         assert!(std::env::var_os(nvrtc::NVRTC_DIR_VAR).is_none(), "a compiler was named: {error}");
-        eprintln!("SKIPPED: kernels are not compiled: {error}");
+        muser_testkit::skip(muser_testkit::Need::Nvrtc, format!("kernels are not compiled: {error}"));
         return;
     }
     let jobs: Vec<_> = [80, 86, 89, 90, 100, 120]

@@ -34,6 +34,8 @@ mod task;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
+mod testing_bench;
+#[cfg(test)]
 mod testing_source;
 
 pub use admission::Limits;

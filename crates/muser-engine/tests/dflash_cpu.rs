@@ -107,7 +107,7 @@ fn prompt(i: usize) -> Vec<u32> {
 
 #[test]
 fn drafted_text_is_plain_text_alone_and_in_batches() {
-    let long = std::env::var_os("MUSER_TEST_LONG").is_some();
+    let long = muser_testkit::is_long();
     let (count, tokens) = if long { (500, 200) } else { (14, 40) };
     let prompts: Vec<Vec<u32>> = (0..count).map(prompt).collect();
     let started = Instant::now();

@@ -2,30 +2,21 @@
 //! few. A cycle is one request; with `MUSER_TEST_LONG=1` it is sixteen at once, longer than both windows by turns.
 
 use muser_backend::DraftExecutor as _;
-use std::path::Path;
 
 use muser_cpu::{CpuExecutor, CpuOptions};
 use muser_engine::{DraftLength, Engine, EngineConfig, Event, Request, SamplingParams};
 use muser_model::{Draft, Model};
 
-/// Bytes of this process that are in memory.
-fn resident_bytes() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-}
-
 #[test]
 fn two_hundred_requests_leave_memory_as_it_was() {
     const WARM_UP: usize = 60;
-    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models");
-    let model = Model::load(models.join("muse-tiny-Q4_K_M.gguf")).expect("the bundled model loads");
+    let model = Model::load(muser_testkit::muse_tiny()).expect("the bundled model loads");
     let geometry = model.geometry.clone();
     let options = CpuOptions { threads: Some(1), ..CpuOptions::default() };
     let mut executor = CpuExecutor::new(model, options).expect("it runs everywhere");
-    let draft = Draft::load(models.join("muse-tiny-dflash-Q8_0.gguf")).expect("the bundled draft loads");
+    let draft = Draft::load(muser_testkit::muse_tiny_draft()).expect("the bundled draft loads");
     executor.attach_draft(draft).expect("it fits");
-    let long = std::env::var_os("MUSER_TEST_LONG").is_some();
+    let long = muser_testkit::is_long();
     let together = if long { 16 } else { 1 };
     // Little KV memory, so that every block of it has been used and evicted after the first few requests.
     let config = EngineConfig {
@@ -41,7 +32,7 @@ fn two_hundred_requests_leave_memory_as_it_was() {
     let (mut after_warm_up, mut accepted) = (None, 0);
     for i in 0..200 {
         if i == WARM_UP {
-            after_warm_up = resident_bytes();
+            after_warm_up = muser_testkit::resident_bytes();
         }
         let mut submissions: Vec<_> = (0..together)
             .map(|k| {
@@ -73,7 +64,7 @@ fn two_hundred_requests_leave_memory_as_it_was() {
     let metrics = engine.metrics();
     assert_eq!(metrics.draft_errors, 0);
     assert!(accepted > 0 && metrics.evicted_blocks > 0);
-    if let (Some(before), Some(after)) = (after_warm_up, resident_bytes()) {
+    if let (Some(before), Some(after)) = (after_warm_up, muser_testkit::resident_bytes()) {
         println!("{before} bytes after {WARM_UP} cycles of {together}, {after} after 200");
         assert!(after < before + (2 << 20), "{before} bytes after {WARM_UP} cycles, {after} after 200");
     }

@@ -3,39 +3,24 @@
 //!
 //! Some seconds here; two minutes with `MUSER_TEST_LONG=1`.
 
-use std::{
-    path::Path,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use muser_cpu::{CpuExecutor, CpuOptions};
 use muser_engine::{
     Engine, EngineConfig, EngineHandle, Event, FinishReason, Request, SamplingParams, SlotState, Submission,
 };
 use muser_model::{Geometry, Model};
+use muser_testkit::Rng;
 
 const CLIENTS: usize = 16;
 
 fn engine(config: EngineConfig) -> (EngineHandle, Geometry) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/muse-tiny-Q4_K_M.gguf");
+    let path = muser_testkit::muse_tiny();
     let model = Model::load(&path).expect("the bundled model loads");
     let geometry = model.geometry.clone();
     let executor = CpuExecutor::new(model, CpuOptions::default()).expect("the CPU runs it");
     let engine = Engine::spawn(Box::new(executor), geometry.clone(), config).expect("the engine starts");
     (engine, geometry)
-}
-
-/// SplitMix64, so that a run can be repeated.
-struct Rng(u64);
-
-impl Rng {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((z ^ (z >> 31)) % n as u64) as usize
-    }
 }
 
 /// A kind of request; all of a kind must give the same tokens.
@@ -92,7 +77,7 @@ fn read_all(submission: &mut Submission) -> (Vec<(u32, u64)>, Option<FinishReaso
 
 #[test]
 fn sixteen_clients_three_in_ten_leaving_and_no_wrong_token() {
-    let long = std::env::var_os("MUSER_TEST_LONG").is_some();
+    let long = muser_testkit::is_long();
     let duration = Duration::from_secs(if long { 120 } else { 4 });
     let mut rng = Rng(42);
     // Alone and cold: an engine with one slot, and nothing kept.

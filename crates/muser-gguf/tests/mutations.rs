@@ -2,45 +2,19 @@
 //!
 //! This test program counts what the allocator hands out, so it has one test only. `MUSER_TEST_LONG=1` runs a hundred
 //! times as many cases.
-#![allow(unsafe_code)] // a counting allocator
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use muser_gguf::{GgmlType, GgufFile, GgufWriter, Value, dequantize_row};
+use muser_testkit::{CountingAllocator, bytes_allocated};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-struct Counting;
-
-static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every call goes to the system allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATED.fetch_add(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promises are those that `System` asks for.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as above.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        ALLOCATED.fetch_add(new_size, Ordering::Relaxed);
-        // SAFETY: as above.
-        unsafe { System.realloc(pointer, layout, new_size) }
-    }
-}
-
 #[global_allocator]
-static COUNTING: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Bytes that opening a file of a few thousand bytes may allocate in total.
-const ALLOWED: usize = 2 << 20;
+const ALLOWED: u64 = 2 << 20;
 
 #[derive(Clone, Debug)]
 enum Mutation {
@@ -186,7 +160,7 @@ fn mutated_files_never_panic_hang_or_take_memory() {
         }
     }
 
-    let cases = if std::env::var_os("MUSER_TEST_LONG").is_some() { 2_000_000 } else { 20_000 };
+    let cases = if muser_testkit::is_long() { 2_000_000 } else { 20_000 };
     let mut runner = TestRunner::new(Config { cases, failure_persistence: None, ..Config::default() });
     let (mut opened, mut refused) = (0, 0);
     let counts = std::cell::RefCell::new((&mut opened, &mut refused));
@@ -195,9 +169,9 @@ fn mutated_files_never_panic_hang_or_take_memory() {
         for mutation in &mutations {
             apply(&mut bytes, mutation);
         }
-        let (before, start) = (ALLOCATED.load(Ordering::Relaxed), Instant::now());
+        let (before, start) = (bytes_allocated(), Instant::now());
         let result = GgufFile::from_bytes(&bytes);
-        let allocated = ALLOCATED.load(Ordering::Relaxed) - before;
+        let allocated = bytes_allocated() - before;
         prop_assert!(allocated < ALLOWED, "{} bytes allocated for a file of {}", allocated, bytes.len());
         prop_assert!(start.elapsed() < Duration::from_secs(2), "opening took {:?}", start.elapsed());
         let mut counts = counts.borrow_mut();

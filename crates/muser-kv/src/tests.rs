@@ -5,23 +5,11 @@
 
 use std::collections::HashMap;
 
+use muser_testkit::Rng;
+
 use super::*;
 
-struct Rng(u64);
-
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
-    }
-}
+mod policies;
 
 /// Block memory of both groups plus the cache in front of it.
 struct Bench {
@@ -36,7 +24,7 @@ struct Live {
 }
 
 fn row_hash(prefix: u64, unit: Unit) -> u64 {
-    Rng(prefix ^ u64::from_le_bytes(unit.to_le_bytes()).wrapping_mul(0x1234_5678_9ABC_DEF1)).next()
+    Rng(prefix ^ u64::from_le_bytes(unit.to_le_bytes()).wrapping_mul(0x1234_5678_9ABC_DEF1)).next_u64()
 }
 
 fn row_hashes(units: &[Unit]) -> Vec<u64> {
@@ -416,7 +404,7 @@ fn random_life(seed: u64) {
 
 #[test]
 fn random_lives_keep_every_row_where_it_belongs() {
-    let lives = if std::env::var_os("MUSER_TEST_LONG").is_some() { 20_000 } else { 1_000 };
+    let lives = if muser_testkit::is_long() { 20_000 } else { 1_000 };
     for seed in 0..lives {
         random_life(seed);
     }

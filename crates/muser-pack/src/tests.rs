@@ -155,11 +155,7 @@ proptest! {
 /// Changed encodings: most of it is as it should be, so that decoders get far. Ten million with `MUSER_TEST_LONG=1`.
 #[test]
 fn changed_bytes_are_refused_or_mean_themselves() {
-    let inputs = if std::env::var_os("MUSER_TEST_LONG").is_some_and(|value| value == "1") {
-        10_000_000
-    } else {
-        20_000
-    };
+    let inputs = if muser_testkit::is_long() { 10_000_000 } else { 20_000 };
     let scope_of = |identity: Identity| {
         let units: Vec<[u8; 8]> = (0..300_u64).map(u64::to_le_bytes).collect();
         let block = |i: u8| crate::manifest::Block {

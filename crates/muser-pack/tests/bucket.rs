@@ -42,7 +42,7 @@ fn server() -> Option<Server> {
         .spawn();
     let Ok(child) = started else {
         assert!(named.is_none(), "MUSER_TEST_MOTO: {} does not start", program.display());
-        eprintln!("SKIPPED: no S3-compatible server: there is no moto_server (set MUSER_TEST_MOTO)");
+        muser_testkit::skip(muser_testkit::Need::Bucket, "there is no moto_server (set MUSER_TEST_MOTO)");
         return None;
     };
     let mut server = Server { child, port };

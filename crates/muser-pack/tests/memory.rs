@@ -10,22 +10,16 @@ use std::sync::atomic::AtomicBool;
 use muser_kv::{KvGroup, Unit};
 use muser_pack::{DirStore, Fetch, Identity, KeyRing, Library, LibraryOptions, Scope};
 
-const MIB: usize = 1 << 20;
+use muser_testkit::{peak_resident_bytes, reset_peak, resident_bytes};
 
-/// `VmRSS` or `VmHWM` of this process, in bytes.
-fn resident(which: &str) -> usize {
-    let status = std::fs::read_to_string("/proc/self/status").expect("this is Linux");
-    let line = status.lines().find(|line| line.starts_with(which)).expect("it says so");
-    let kib: usize = line.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).expect("a number");
-    kib * 1024
-}
+const MIB: usize = 1 << 20;
 
 /// Runs `work` and says by how much the resident size was higher meanwhile than before.
 fn peak_of(work: impl FnOnce()) -> usize {
-    std::fs::write("/proc/self/clear_refs", "5").expect("the peak can be reset");
-    let before = resident("VmRSS");
+    assert!(reset_peak(), "this is Linux");
+    let before = resident_bytes().expect("it says so");
     work();
-    resident("VmHWM").saturating_sub(before)
+    peak_resident_bytes().expect("it says so").saturating_sub(before) as usize
 }
 
 fn publish(library: &Library, scope: &Scope, units: &[Unit]) {
@@ -47,7 +41,7 @@ fn publish(library: &Library, scope: &Scope, units: &[Unit]) {
 
 #[test]
 fn publishing_and_restoring_need_little_beyond_the_state() {
-    let long = std::env::var_os("MUSER_TEST_LONG").is_some_and(|value| value == "1");
+    let long = muser_testkit::is_long();
     let blocks = if long { 2_500 } else { 32 };
     let folder = tempfile::tempdir().expect("a folder");
     let store = Arc::new(DirStore::open(folder.path(), None).expect("a store"));

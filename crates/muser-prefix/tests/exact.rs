@@ -8,7 +8,7 @@ mod support;
 use support::{Disk, Rng, alone, ask, request, start};
 
 fn long() -> bool {
-    std::env::var_os("MUSER_TEST_LONG").is_some()
+    muser_testkit::is_long()
 }
 
 #[test]

@@ -140,7 +140,7 @@ fn a_client_that_leaves_during_a_restore_is_gone_at_once() {
         assert_eq!(reason, Some(FinishReason::Cancelled));
         wait_until("its memory is back", || running.blocks_used() == 0);
         // Although a read takes 40 ms. Ten times what is promised where other programs may hold the machine.
-        let limit_ms = if std::env::var_os("MUSER_TEST_LONG").is_some() { 50 } else { 500 };
+        let limit_ms = if muser_testkit::is_long() { 50 } else { 500 };
         assert!(began.elapsed() < Duration::from_millis(limit_ms), "{:?}", began.elapsed());
     }
     disk.store.faults.read_ms.store(0, SeqCst);

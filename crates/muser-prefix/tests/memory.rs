@@ -12,6 +12,7 @@ use std::time::Duration;
 use muser_engine::EngineConfig;
 use muser_pack::MemoryStore;
 use muser_prefix::PackOptions;
+use muser_testkit::resident_bytes;
 use support::{Disk, Rng, ask, config, request, start_with};
 
 const LIMIT: u64 = 32 << 20;
@@ -19,21 +20,13 @@ const STORE: u64 = 24 << 20;
 /// Weights (mapped, and repacked for the kernels), scratch of a step, buffers between engine and store, the allocator.
 const FIXED: u64 = 160 << 20;
 
-/// Resident bytes of this process.
-fn resident() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("a line");
-    let kilobytes: u64 = line.split_whitespace().nth(1).and_then(|text| text.parse().ok()).expect("a number");
-    kilobytes << 10
-}
-
 #[test]
 fn many_prompts_stay_within_the_cache_limit() {
-    let long = std::env::var_os("MUSER_TEST_LONG").is_some_and(|value| value == "1");
+    let long = muser_testkit::is_long();
     let (prompts, len) = if long { (200, 4000) } else { (15, 900) };
     let disk = Disk::over(MemoryStore::with_budget(STORE));
     let engine = EngineConfig { kv_bytes: Some(LIMIT), ..config() };
-    let before = resident();
+    let before = resident_bytes().expect("Linux");
     let running = start_with(&disk, engine, PackOptions::default(), |_| {});
     let mut rng = Rng(8);
     let mut after_a_third = 0;
@@ -43,10 +36,10 @@ fn many_prompts_stay_within_the_cache_limit() {
         let metrics = running.engine.metrics();
         assert!(metrics.kv_bytes_held <= LIMIT, "{} bytes", metrics.kv_bytes_held);
         if prompt == prompts / 3 {
-            after_a_third = resident();
+            after_a_third = resident_bytes().expect("Linux");
         }
     }
-    let at_the_end = resident();
+    let at_the_end = resident_bytes().expect("Linux");
     let grown = at_the_end.saturating_sub(after_a_third);
     assert!(grown < 16 << 20, "{grown} bytes more after {prompts} prompts than after a third of them");
     let all = at_the_end.saturating_sub(before);

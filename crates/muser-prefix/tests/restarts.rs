@@ -267,7 +267,7 @@ fn check(cases: usize, with_draft: bool) {
 }
 
 fn long() -> bool {
-    std::env::var_os("MUSER_TEST_LONG").is_some_and(|value| value == "1")
+    muser_testkit::is_long()
 }
 
 #[test]

@@ -64,7 +64,10 @@ fn python(home: &str, list: &str, imports: &str) -> Option<PathBuf> {
     let made = works(Command::new("python3").arg("-m").arg("venv").arg(&home))
         && works(Command::new(&python).args(install).arg(list));
     if !(made && has_all(&python)) {
-        eprintln!("SKIPPED: no Python with what is needed, and it could not be installed");
+        muser_testkit::skip(
+            muser_testkit::Need::Python,
+            "no Python with what is needed, and it could not be installed",
+        );
         return None;
     }
     Some(python)
@@ -85,7 +88,7 @@ fn packages(home: &str, list: &str, probe: &str) -> Option<PathBuf> {
         .then_some(())
     };
     if !home.join(probe).exists() && (install().is_none() || !home.join(probe).exists()) {
-        eprintln!("SKIPPED: no npm, or what is needed could not be installed");
+        muser_testkit::skip(muser_testkit::Need::Node, "no npm, or what is needed could not be installed");
         return None;
     }
     home.canonicalize().ok()
@@ -154,7 +157,7 @@ async fn page(pictures: &str, more: &[&str]) {
         return;
     }
     if !works(Command::new("chromedriver").arg("--version")) {
-        eprintln!("SKIPPED: no chromedriver");
+        muser_testkit::skip(muser_testkit::Need::Browser, "no chromedriver");
         return;
     }
     let folder = target().join(pictures);

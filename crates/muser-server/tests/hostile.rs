@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use muser_engine::EngineConfig;
 use muser_server::{Limits, ServerConfig};
+use muser_testkit::{peak_resident_bytes, resident_bytes};
 use serde_json::{Value, json};
 use support::client::send;
 use support::{get, request, tiny};
@@ -32,7 +33,7 @@ struct Promise {
 }
 
 fn promise() -> Promise {
-    if std::env::var_os("MUSER_TEST_LONG").is_some_and(|value| value == "1") {
+    if muser_testkit::is_long() {
         Promise {
             health: Duration::from_millis(100),
             delay: Duration::from_millis(50),
@@ -126,10 +127,8 @@ fn grammars() -> Vec<Hostile> {
     ]
 }
 
-fn resident_mib(field: &str) -> usize {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find(|line| line.starts_with(field));
-    line.and_then(|line| line.split_whitespace().nth(1)?.parse::<usize>().ok()).unwrap_or(0) / 1024
+fn mib(bytes: Option<u64>) -> usize {
+    (bytes.unwrap_or(0) >> 20) as usize
 }
 
 /// Gaps between the pieces of a stream.
@@ -170,7 +169,7 @@ async fn nobody_can_stop_it_for_others() {
     let address = server.address;
     let kinds = Arc::new(kinds(promise.size));
     let quiet = p99(&mut gaps(address, 200).await);
-    let before = resident_mib("VmRSS:");
+    let before = mib(resident_bytes());
 
     let attacking = Arc::new(AtomicBool::new(true));
     let probe = tokio::spawn({
@@ -224,7 +223,7 @@ async fn nobody_can_stop_it_for_others() {
     let took = begun.elapsed();
     attacking.store(false, Ordering::Relaxed);
     let (mut health, mut beside) = (probe.await.expect("the probe"), victim.await.expect("the stream"));
-    let peak = resident_mib("VmHWM:");
+    let peak = mib(peak_resident_bytes());
     let (worst, health, beside) = (health.iter().max().copied(), p99(&mut health), p99(&mut beside));
     eprintln!(
         "{} requests in {took:?}: {} served, {} refused, {} left; /health p99 {health:?}, at most {worst:?}; between tokens \

@@ -33,9 +33,7 @@ impl Dice {
 }
 
 fn resident_mib() -> usize {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find(|line| line.starts_with("VmRSS:"));
-    line.and_then(|line| line.split_whitespace().nth(1)?.parse::<usize>().ok()).unwrap_or(0) / 1024
+    (muser_testkit::resident_bytes().unwrap_or(0) >> 20) as usize
 }
 
 fn body(question: &str, stream: bool) -> serde_json::Value {
@@ -53,7 +51,7 @@ struct Counts {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_minute_of_rough_handling() {
-    if std::env::var_os("MUSER_TEST_LONG").is_none() {
+    if !muser_testkit::is_long() {
         eprintln!("SKIPPED: set MUSER_TEST_LONG=1");
         return;
     }

@@ -1,68 +1,23 @@
 //! The watch that runs on the engine's thread allocates nothing after it was made: counted by the allocator, for this thread,
 //! over chats with reasoning, answers, headers, tool calls of every kind and stop strings that nearly come. And templates that are
 //! made to fill memory end before they have.
-#![allow(unsafe_code, reason = "a global allocator cannot be written without; it forwards to the system's")]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use muser_gguf::GgufFile;
+use muser_testkit::{CountingAllocator, allocations, most_held};
 use muser_text::{
     ChatInput, ChatTemplate, Markers, OutputDecoder, OutputMode, OutputOptions, Specials, StopMatcher,
     Tokenizer, normalise_messages, normalise_tools,
 };
 use serde_json::json;
 
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-    /// Bytes that this thread has allocated and nobody has given back on it, and the most of them at once.
-    static HELD: Cell<(i64, i64)> = const { Cell::new((0, 0)) };
-}
-
-fn count() {
-    let _ = ALLOCATIONS.try_with(|counter| counter.set(counter.get() + 1));
-}
-
-fn hold(bytes: i64) {
-    let _ = HELD.try_with(|held| {
-        let (now, most) = held.get();
-        held.set((now + bytes, most.max(now + bytes)));
-    });
-}
-
-// SAFETY: every method forwards its arguments unchanged to the system allocator, whose contract is the same.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
-        hold(layout.size() as i64);
-        // SAFETY: the caller's promises are those that `System` asks for.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        hold(-(layout.size() as i64));
-        // SAFETY: as above; `pointer` came from `System` because all of ours do.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        count();
-        hold(new_size as i64 - layout.size() as i64);
-        // SAFETY: as above.
-        unsafe { System.realloc(pointer, layout, new_size) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 fn tokenizer() -> Arc<Tokenizer> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/muse-tiny-Q4_K_M.gguf");
+    let path = muser_testkit::muse_tiny();
     let file = GgufFile::open(path).expect("the bundled model opens");
     Arc::new(Tokenizer::from_gguf(&file).expect("it has a vocabulary"))
 }
@@ -115,15 +70,13 @@ fn counts(options: &OutputOptions, one_call: bool) -> (u64, u64) {
         let mut watch = watch.expect("installed").clone();
         let mut decoder = OutputDecoder::new(Arc::clone(&tokenizer), options).expect("good options");
         for id in ids {
-            let before = ALLOCATIONS.get();
-            let ended = watch.push(id);
-            let between = ALLOCATIONS.get();
-            drop(decoder.push(id));
-            watching += between - before;
-            decoding += ALLOCATIONS.get() - between;
+            let mut ended = false;
+            let of_watch = allocations(|| ended = watch.push(id));
+            watching += of_watch;
+            decoding += allocations(|| drop(decoder.push(id)));
             assert_eq!(
-                between,
-                before,
+                of_watch,
+                0,
                 "{:?} in {output:.80}",
                 tokenizer.token_bytes(id).map(String::from_utf8_lossy)
             );
@@ -176,13 +129,15 @@ fn a_hostile_template_takes_bounded_memory() {
             .to_owned(),
         "{{ messages[0].content * 100000000 }}".to_owned(),
     ] {
-        let (before, begun) = (HELD.get().0, Instant::now());
-        HELD.set((before, before));
-        let template = ChatTemplate::compile(&source).expect("its syntax is right");
-        let messages = normalise_messages(&[json!({"role": "user", "content": "Hello."})]).expect("valid");
-        let outcome = template.encode(&tokenizer, &ChatInput { messages, ..ChatInput::default() });
+        let begun = Instant::now();
+        let (outcome, most) = most_held(|| {
+            let template = ChatTemplate::compile(&source).expect("its syntax is right");
+            let user = json!({"role": "user", "content": "Hello."});
+            let messages = normalise_messages(&[user]).expect("valid");
+            template.encode(&tokenizer, &ChatInput { messages, ..ChatInput::default() })
+        });
         let took = begun.elapsed();
-        let most = (HELD.get().1 - before) >> 20;
+        let most = most >> 20;
         println!("{most} MiB, {took:?}: {source}");
         assert!(outcome.is_err(), "{source}");
         assert!(most < 400, "{most} MiB: {source}");

@@ -183,7 +183,7 @@ mod linux {
         let tried =
             home.run_behind("mount -t tmpfs tmpfs \"$MUSER_HOME\"; exec \"$@\"", true, &["--version"]);
         if tried.code() != Some(0) {
-            eprintln!("SKIPPED: no mounts in a namespace here: {}", tried.stderr());
+            muser_testkit::skip(muser_testkit::Need::Mounts, tried.stderr());
         }
         tried.code() == Some(0)
     }

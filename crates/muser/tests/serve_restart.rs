@@ -75,8 +75,7 @@ fn no_log_metric_or_file_name_tells_a_prompt() {
     let ids = home.run(["tokenize", "--json", &marked(7)]).success();
     let ids: Value = serde_json::from_str(&ids).expect("JSON");
     let ids: Vec<u64> = ids.as_array().expect("a list").iter().filter_map(Value::as_u64).collect();
-    let prompts =
-        if std::env::var_os("MUSER_TEST_LONG").is_some_and(|value| value == "1") { 1000 } else { 20 };
+    let prompts = if muser_testkit::is_long() { 1000 } else { 20 };
     let mut written = Vec::new();
     for start in 20..40 {
         let four = &ids[start..start + 4];

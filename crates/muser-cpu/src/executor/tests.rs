@@ -1,12 +1,10 @@
-use std::path::Path;
-
 use super::*;
 use crate::options::Repack;
 use muser_backend::{ReferenceExecutor, Row, RowInput, RowWants, conformance};
 use muser_kv::BLOCK_LEN;
 
 pub(super) fn tiny() -> Model {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/muse-tiny-Q4_K_M.gguf");
+    let path = muser_testkit::muse_tiny();
     Model::load(path).expect("the bundled model loads")
 }
 

@@ -44,6 +44,11 @@ impl Acceptance {
         }
     }
 
+    #[cfg(test)]
+    pub(crate) fn tries(&self) -> f32 {
+        self.tried.iter().sum()
+    }
+
     /// The rates of all sequences together.
     #[cfg(test)]
     pub(crate) fn rates(&self) -> Rates {

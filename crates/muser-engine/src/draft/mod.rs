@@ -131,6 +131,12 @@ impl DraftRounds {
         self.sampling
     }
 
+    /// Proposals of all sequences that were judged.
+    #[cfg(test)]
+    pub(crate) fn judged(&self) -> f32 {
+        self.acceptance.tries()
+    }
+
     #[cfg(test)]
     pub(crate) fn set_length(&mut self, length: DraftLength) {
         self.length = length;

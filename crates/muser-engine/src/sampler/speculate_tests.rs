@@ -100,7 +100,7 @@ fn tail(chi: f64, freedom: f64) -> f64 {
 
 /// At no position the p-value is tiny, and together they are spread as p-values are.
 fn check(how: DraftSampling, params: &SamplingParams) {
-    let draws = if std::env::var_os("MUSER_TEST_LONG").is_some() { 100_000 } else { 10_000 };
+    let draws = if muser_testkit::is_long() { 100_000 } else { 10_000 };
     let all: Vec<(f64, f64)> = positions()
         .iter()
         .enumerate()

@@ -232,3 +232,25 @@ fn figures_out_of_range_are_named() {
     check(SamplingParams { logit_bias: vec![(100, 1.0)], ..base.clone() }, "logit_bias");
     check(SamplingParams { logit_bias: vec![(1, f32::INFINITY)], ..base }, "logit_bias");
 }
+
+#[test]
+fn top_p_ends_where_the_mass_is_met_exactly() {
+    // Weights that are sums of powers of two: nothing is rounded.
+    let cases: [(u32, f32, &[u32]); 5] = [
+        (2, 0.5, &[0]),
+        (4, 0.5, &[0, 1]),
+        (4, 0.75, &[0, 1, 2]),
+        (4, 0.25, &[0]),
+        (4, 0.500_001, &[0, 1, 2]),
+    ];
+    for (equal, top_p, expected) in cases {
+        let mut logits = vec![-30.0; 40];
+        logits[..equal as usize].fill(3.0);
+        let params = SamplingParams { top_k: equal, top_p, temperature: 1.0, ..SamplingParams::default() };
+        let mut drawn: Vec<u32> =
+            (0..300).filter_map(|i| Sampler::new().draw(&params, &logits, key(i))).collect();
+        drawn.sort_unstable();
+        drawn.dedup();
+        assert_eq!(drawn, expected, "{equal} equal, top-p {top_p}");
+    }
+}

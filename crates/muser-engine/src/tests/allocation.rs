@@ -1,15 +1,10 @@
 //! A decode step allocates nothing: counted by the allocator, for this thread, while the engine turns. With all that a
 //! request of the product has in place: the watch of stop strings that the server and the command install, a constraint on
 //! tokens, and a draft.
-#![allow(unsafe_code, reason = "a global allocator cannot be written without; it forwards to the system's")]
 
-use std::{
-    alloc::{GlobalAlloc, Layout, System},
-    cell::Cell,
-};
+use std::sync::Arc;
 
-use std::{path::Path, sync::Arc};
-
+use muser_testkit::{CountingAllocator, allocations, muse_tiny, uncounted};
 use muser_text::{Markers, OutputMode, OutputOptions, StopMatcher, Tokenizer};
 
 use crate::{
@@ -17,51 +12,8 @@ use crate::{
     testing::{Bench, Costs, request, stem},
 };
 
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-fn count() {
-    // A thread that is ending has no counter any more, and nobody asks for it.
-    let _ = ALLOCATIONS.try_with(|counter| counter.set(counter.get() + 1));
-}
-
-// SAFETY: every method forwards its arguments unchanged to the system allocator, whose contract is the same.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: the caller's promises are those that `System` asks for.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: as above.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as above; `pointer` came from `System` because all of ours do.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        count();
-        // SAFETY: as above.
-        unsafe { System.realloc(pointer, layout, new_size) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-fn allocations(work: impl FnOnce()) -> u64 {
-    let before = ALLOCATIONS.get();
-    work();
-    ALLOCATIONS.get() - before
-}
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 #[test]
 fn the_counter_counts() {
@@ -78,7 +30,7 @@ impl StopWatch for Watch {
 }
 
 fn watched(request: Request) -> Request {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/muse-tiny-Q4_K_M.gguf");
+    let path = muse_tiny();
     let file = muser_gguf::GgufFile::open(path).expect("the bundled model opens");
     let tokenizer = Arc::new(Tokenizer::from_gguf(&file).expect("it has a vocabulary"));
     let options = OutputOptions {
@@ -109,10 +61,7 @@ impl Constraint for Narrow {
 
     fn fork(&self) -> Option<Box<dyn Constraint>> {
         // The copy is the grammar's, not the engine's.
-        let before = ALLOCATIONS.get();
-        let copy = Box::new(self.clone());
-        ALLOCATIONS.set(before);
-        Some(copy)
+        Some(uncounted(|| Box::new(self.clone())))
     }
 }
 

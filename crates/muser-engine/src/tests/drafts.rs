@@ -434,3 +434,30 @@ fn where_drafting_sleeps_rows_without_its_context_are_known_for_what_they_are() 
 fn found_gap_end(bench: &Bench) -> Option<usize> {
     bench.driver.scheduler.slots.get(0)?.draft.found_gap_end()
 }
+
+/// Ends a text with its second token.
+struct Second(u32);
+
+impl StopWatch for Second {
+    fn push(&mut self, _: u32) -> bool {
+        self.0 += 1;
+        self.0 == 2
+    }
+}
+
+#[test]
+fn proposals_behind_the_end_of_a_text_count_neither_way() {
+    let mut accepted = 0;
+    for seed in 0..20 {
+        let mut bench = drafting(7);
+        let watch: crate::StopWatchFactory = Box::new(|_| Box::new(Second(0)));
+        let answer = bench.ask(Request { stop_watch: Some(watch), ..greedy(stem(seed, 40), 50) });
+        let end = answer.finished(0);
+        assert_eq!((end.reason, end.usage.completion_tokens), (FinishReason::StopWatch, 2));
+        assert_eq!(end.usage.drafted_tokens, 7);
+        // One round: its first proposal was right, or the end hid what it was worth; of the other six nothing is known.
+        assert_eq!(bench.driver.draft.judged(), end.usage.accepted_tokens as f32, "seed {seed}");
+        accepted += end.usage.accepted_tokens;
+    }
+    assert!((1..20).contains(&accepted), "both happen: {accepted} of 20");
+}

@@ -3,7 +3,8 @@
 use std::sync::atomic::Ordering;
 
 use crate::{
-    EngineConfig, FinishReason, ImageRows, ImageSource, Prompt, Request, RequestError, SubmitError,
+    ContextPolicy, EngineConfig, Event, FinishReason, ImageRows, ImageSource, Prompt, Request, RequestError,
+    ShiftPlan, SubmitError,
     driver::Turn,
     testing::{Answer, Bench, Costs, expected, picture, request, stem},
 };
@@ -264,4 +265,36 @@ fn an_image_at_the_very_beginning_and_one_behind_another_are_read() {
     // The same picture twice is made once.
     assert_eq!(figures(&bench).0, 2);
     assert_eq!(answer.finished(0).reason, FinishReason::Length);
+}
+
+#[test]
+fn a_picture_right_behind_the_dropped_turns_moves_with_them() {
+    let mut bench = Bench::new(512, 256, &EngineConfig::default());
+    // 50 tokens that stay, a turn up to 200 that goes, and a picture as the first thing behind it.
+    let mut asked = question(200, 3, 244);
+    asked.max_tokens = Some(120);
+    asked.sampling = crate::SamplingParams::greedy();
+    asked.context_policy =
+        ContextPolicy::Shift(ShiftPlan { keep: 50, turns: vec![50, 200, 350], plain: false });
+    let read = |prompt: Prompt, n| Request {
+        prompt,
+        sampling: crate::SamplingParams::greedy(),
+        ..request(Vec::new(), n)
+    };
+    let first = Request { context_policy: asked.context_policy.clone(), ..read(asked.prompt.clone(), 120) };
+    let answer = bench.ask(first);
+    let dropped = answer.events.iter().find_map(|event| match event {
+        Event::Shifted { dropped_tokens, .. } => Some(*dropped_tokens),
+        _ => None,
+    });
+    assert_eq!((dropped, answer.finished(0).reason), (Some(150), FinishReason::Length));
+    let tokens = answer.tokens(0);
+    let before = read(asked.prompt.clone(), 62);
+    assert_eq!(tokens[..62], expected(&before, 5, 0, bench.window, 62));
+    let mut short = asked.prompt.clone();
+    short.tokens.drain(50..200);
+    short.tokens.extend(tokens[..62].iter().map(|token| token.0));
+    short.images[0].at = 50;
+    assert_eq!(tokens[62..], expected(&read(short, 58), 5, 0, bench.window, 58));
+    bench.assert_balanced();
 }

@@ -3,6 +3,7 @@
 mod allocation;
 mod basics;
 mod drafts;
+mod faults;
 mod images;
 mod masks;
 mod prefix;

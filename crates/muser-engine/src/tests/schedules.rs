@@ -227,7 +227,7 @@ fn check(one: &Running, window: usize, most_positions: usize, seed: u64, faults:
 
 #[test]
 fn random_schedules_give_what_running_alone_and_cold_gives() {
-    let schedules = if std::env::var_os("MUSER_TEST_LONG").is_some() { 100_000 } else { 2_000 };
+    let schedules = if muser_testkit::is_long() { 100_000 } else { 2_000 };
     let mut totals = [0; 6];
     let mut sources = HashMap::new();
     for seed in 0..schedules {

@@ -2,6 +2,7 @@ use super::*;
 use crate::special_tokens::Segment;
 use crate::test_support::tiny_tokenizer;
 use crate::{Specials, normalise_tools};
+use muser_testkit::Rng;
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -483,7 +484,7 @@ fn wild_output() -> impl Strategy<Value = String> {
 }
 
 fn cases() -> ProptestConfig {
-    let long = std::env::var_os("MUSER_TEST_LONG").is_some();
+    let long = muser_testkit::is_long();
     ProptestConfig {
         failure_persistence: None,
         ..ProptestConfig::with_cases(if long { 200_000 } else { 3000 })
@@ -509,19 +510,6 @@ proptest! {
                 prop_assert!(!whole.content.contains(stop), "{:?}", whole);
             }
         }
-    }
-}
-
-/// Numbers from a seed (SplitMix64).
-struct Numbers(u64);
-
-impl Numbers {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) % n as u64) as usize
     }
 }
 
@@ -552,7 +540,7 @@ impl Digest {
 }
 
 /// A random text of what means something to the state machine.
-fn random_output(numbers: &mut Numbers) -> String {
+fn random_output(numbers: &mut Rng) -> String {
     let count = numbers.below(28);
     (0..count).map(|_| WILD_PARTS[numbers.below(WILD_PARTS.len())]).collect()
 }
@@ -562,7 +550,7 @@ fn random_output(numbers: &mut Numbers) -> String {
 #[test]
 fn events_are_those_that_were_recorded() {
     let tokenizer = tiny_tokenizer();
-    let mut numbers = Numbers(22);
+    let mut numbers = Rng(22);
     let mut digest = Digest(0xcbf2_9ce4_8422_2325);
     for case in 0..20_000 {
         let output = random_output(&mut numbers);
@@ -594,7 +582,7 @@ fn events_are_those_that_were_recorded() {
 }
 
 /// A turn with a call in which parts are missing, doubled or foreign.
-fn random_call(numbers: &mut Numbers) -> String {
+fn random_call(numbers: &mut Rng) -> String {
     let mut output = String::from(" to=get_weather<|message|>");
     for part in
         CALL.split_inclusive('>').chain(["<|eom|>", "<|start|>", "assistant", " to=user<|message|>STOP"])
@@ -610,7 +598,7 @@ fn random_call(numbers: &mut Numbers) -> String {
 }
 
 /// The ids of an output in which the text between markers is cut at random: tokens of any length, also halves of characters.
-fn random_cuts(numbers: &mut Numbers, output: &str) -> Vec<u32> {
+fn random_cuts(numbers: &mut Rng, output: &str) -> Vec<u32> {
     let tokenizer = tiny_tokenizer();
     let mut ids = Vec::new();
     for segment in tokenizer.specials().segments(output) {
@@ -635,9 +623,9 @@ fn random_cuts(numbers: &mut Numbers, output: &str) -> Vec<u32> {
 #[test]
 fn the_watch_ends_where_the_decoder_ends() {
     let tokenizer = tiny_tokenizer();
-    let mut numbers = Numbers(23);
+    let mut numbers = Rng(23);
     let mut ends = [0; 4];
-    let long = std::env::var_os("MUSER_TEST_LONG").is_some();
+    let long = muser_testkit::is_long();
     for case in 0..if long { 400_000 } else { 20_000 } {
         let has_call = numbers.below(2) == 0;
         let output = if has_call { random_call(&mut numbers) } else { random_output(&mut numbers) };

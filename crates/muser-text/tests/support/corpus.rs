@@ -4,6 +4,8 @@
 //! characters, odd blanks, digits, marks and symbols in between. The damage matters more than the sentences: it makes
 //! pieces that no vocabulary has as a whole.
 
+use muser_testkit::Rng;
+
 /// One part of the corpus.
 pub(crate) struct Section {
     /// Name for reports.
@@ -102,7 +104,7 @@ const SPICE: [&str; 24] = [
 
 /// All sections: one for each script, and one with all of them mixed.
 pub(crate) fn sections() -> Vec<Section> {
-    let mut random = Random(0x6d75_7365);
+    let mut random = Rng(0x6d75_7365);
     let mut sections: Vec<Section> = SAMPLES
         .iter()
         .map(|(name, sentences)| Section { name, text: section(sentences, 80_000, &mut random) })
@@ -112,7 +114,7 @@ pub(crate) fn sections() -> Vec<Section> {
     sections
 }
 
-fn section(sentences: &[&str], len_bytes: usize, random: &mut Random) -> String {
+fn section(sentences: &[&str], len_bytes: usize, random: &mut Rng) -> String {
     let mut out = String::with_capacity(len_bytes + 1000);
     while out.len() < len_bytes {
         let sentence = sentences[random.below(sentences.len())];
@@ -137,17 +139,4 @@ fn section(sentences: &[&str], len_bytes: usize, random: &mut Random) -> String 
         }
     }
     out
-}
-
-/// Splitmix64.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((mixed ^ mixed >> 31) % bound as u64) as usize
-    }
 }

@@ -42,7 +42,7 @@ fn best(mut work: impl FnMut()) -> Duration {
 }
 
 fn is_long() -> bool {
-    std::env::var_os("MUSER_TEST_LONG").is_some_and(|value| value == "1")
+    muser_testkit::is_long()
 }
 
 #[test]

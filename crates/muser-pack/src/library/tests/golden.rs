@@ -67,7 +67,7 @@ fn a_decoder_in_another_language_agrees() {
     let decoded = match decode(&golden("kvpack-v1.bundle")) {
         Ok(decoded) => decoded,
         Err(error) => {
-            eprintln!("SKIPPED: python3 does not start: {error}");
+            muser_testkit::skip(muser_testkit::Need::Python, format!("python3 does not start: {error}"));
             return;
         }
     };
@@ -185,7 +185,7 @@ fn an_encoder_in_another_language_agrees() {
     let ran = match run(&bytes) {
         Ok(ran) => ran,
         Err(error) => {
-            eprintln!("SKIPPED: python3 does not start: {error}");
+            muser_testkit::skip(muser_testkit::Need::Python, format!("python3 does not start: {error}"));
             return;
         }
     };

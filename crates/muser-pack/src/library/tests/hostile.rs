@@ -86,7 +86,7 @@ fn reasons(offset: usize, header_bytes: usize) -> &'static [&'static str] {
 
 /// `MUSER_TEST_LONG=1` tries every bit of everything.
 fn long() -> bool {
-    std::env::var_os("MUSER_TEST_LONG").is_some_and(|value| value == "1")
+    muser_testkit::is_long()
 }
 
 #[test]

@@ -120,7 +120,7 @@ fn equal_payloads_never_have_equal_ciphertexts() {
     let spec = crate::object::Spec { kind: Kind::Full, row_bytes: 16, positions: 256, chunk_bytes: 4096 };
     let mut seen = std::collections::HashSet::new();
     // `MUSER_TEST_LONG=1`: a million chunks.
-    let long = std::env::var_os("MUSER_TEST_LONG").is_some_and(|value| value == "1");
+    let long = muser_testkit::is_long();
     for _ in 0..if long { 500_000 } else { 500 } {
         let sealed = crate::object::seal(&keys, true, spec, [9; 32], &[0; 8192]).expect("sealed");
         for chunk in sealed.body.chunks(4096) {

@@ -135,7 +135,7 @@ fn at_the_end(folder: &Path, large: bool) {
 }
 
 fn long() -> bool {
-    std::env::var_os("MUSER_TEST_LONG").is_some_and(|value| value == "1")
+    muser_testkit::is_long()
 }
 
 #[test]
