@@ -223,8 +223,8 @@ fn speed(model: &Model) -> Outcome {
     // Fast prefill changes nothing about decoding.
     let decoded: &[usize] = if defaults().prefill == Prefill::Fast { &[] } else { &depths };
     for &depth in decoded {
-        for rows in [1usize, 2, 4, 8, 16] {
-            if rows > 1 && depth > 8192 {
+        for rows in [1usize, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256] {
+            if rows > 1 && depth > 8192 || rows > 16 && depth > 0 {
                 continue;
             }
             for (what, wants) in [("", LOGITS), (", the largest logit alone", LARGEST)] {
@@ -239,7 +239,9 @@ fn speed(model: &Model) -> Outcome {
             }
         }
     }
-    for (depth, count) in [(0usize, 512usize), (0, 2048), (30_720, 2048), (0, 32_768)] {
+    for (depth, count) in
+        [(0usize, 128usize), (0, 256), (0, 512), (0, 1024), (0, 2048), (30_720, 2048), (0, 32_768)]
+    {
         if depth + count <= deepest {
             let times = prefill_ms(&mut executor, g, depth, count)?;
             let ms = median(&times);
@@ -264,13 +266,24 @@ fn quick(model: &Model, only_prefill: bool) -> Outcome {
     let mut executor = CudaExecutor::new(model, defaults())?;
     let mut tests = Vec::new();
     let deepest = 131_008.min(g.context - 64);
-    let decoded: &[(usize, usize)] =
-        &[(0, 1), (0, 4), (0, 8), (0, 16), (200, 1), (300, 1), (8192, 1), (deepest, 1)];
+    let decoded: &[(usize, usize)] = &[
+        (0, 1),
+        (0, 8),
+        (0, 16),
+        (0, 24),
+        (0, 32),
+        (0, 48),
+        (0, 64),
+        (0, 128),
+        (0, 256),
+        (8192, 1),
+        (deepest, 1),
+    ];
     for &(depth, rows) in if only_prefill { &[] } else { decoded } {
         let ms = median(&decode_ms(&mut executor, g, depth.min(deepest), rows, LARGEST)?);
         tests.push(format!("decode {rows} at {depth}: {ms:.3} ms, {:.1} tok/s", rows as f64 * 1e3 / ms));
     }
-    for (depth, count) in [(0, 2048), (30_720, 2048)] {
+    for (depth, count) in [(0, 64), (0, 128), (0, 256), (0, 512), (0, 1024), (0, 2048), (30_720, 2048)] {
         if depth + count <= deepest {
             let ms = median(&prefill_ms(&mut executor, g, depth, count)?);
             tests.push(format!(

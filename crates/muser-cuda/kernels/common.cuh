@@ -17,7 +17,7 @@ using u64 = unsigned long long;
 //   q    [ld][k]          int8, one scale per 256; in each 64 values permuted by perm64 (or tiled, see tiled_at)
 //   d    [k / 256][ld]    f32 scale
 //   sums [k / 256][ld]    16 bytes: sums of 32 values as lo + 128 hi: {lo[0..3], hi[0..3], lo[4..7], hi[4..7]};
-//                         tiled: 32 bytes: sums of 16 values as f16 (at most 2,032: exact)
+//                         tiled: 32 bytes: sums of 16 values as f16 (at most 2,032: exact); rows 4 to 7 of 8 have the halves swapped
 //   q32  [ld][k]          int8, one scale per 32, permuted alike
 //   d32  [k / 256][ld][8] f32 scale
 //   f    [ld][k]          the values themselves, for float weights
@@ -73,6 +73,9 @@ DEVICE uint4 lds128(u32 a) {
   uint4 v;
   asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(a));
   return v;
+}
+DEVICE void sts128(u32 a, uint4 v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(a), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 DEVICE uint2 lds64(u32 a) {
   uint2 v;
@@ -297,7 +300,7 @@ DEVICE void quantise_block(const float (&x)[8], int col, int kb, int lane, const
     s += __shfl_xor_sync(~0u, s, 1);
     if (a.tiled) {
       *(uint2*)(a.q + tiled_at(a, col, kb, lane * 8)) = make_uint2(pack4(q), pack4(q + 4));
-      if ((lane & 1) == 0) ((u16*)a.sums)[((u64)kb * a.ld + col) * 16 + (lane >> 1)] = float_to_half((float)s);
+      if ((lane & 1) == 0) ((u16*)a.sums)[((u64)kb * a.ld + col) * 16 + ((lane >> 1) ^ ((col & 4) << 1))] = float_to_half((float)s);
     } else {
       i8* dst = a.q + (u64)col * a.k + kb * 256;
       *(u32*)(dst + perm64(lane * 8)) = pack4(q);

@@ -19,6 +19,7 @@
 // of a row, so one digit is left, there are no mins, and segments do not matter.
 #include "tiles.cuh"
 #include "wgmma.cuh"
+#include "barriers.cuh"
 
 struct WideArgs {
   const u8* w;
@@ -45,24 +46,6 @@ template <int QT> __device__ constexpr int meta_bytes() { return QT == ROUNDED ?
 template <int QT> __device__ constexpr int meta_at() { return QT == Q6K ? 3328 : QT == Q5K ? 2560 : 2048; }
 template <int QT> __device__ constexpr int scale_bytes() { return sum_bytes<QT>() + TOKENS * 4 + ROW_TILES * meta_bytes<QT>(); }
 
-// --- barriers in shared memory, bulk copies, warpgroup multiply
-DEVICE void bar_init(u32 bar, int n) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(n)); }
-DEVICE void bar_arrive(u32 bar) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"); }
-DEVICE void bar_wait(u32 bar, u32 parity) {
-  asm volatile(
-      "{\n.reg .pred p;\nW: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra D;\nbra W;\nD:\n}" ::"r"(bar),
-      "r"(parity)
-      : "memory");
-}
-DEVICE void bar_expect(u32 bar, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
-}
-DEVICE void bulk_load(u32 dst, const void* src, int bytes, u32 bar) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst),
-               "l"(src), "r"(bytes), "r"(bar)
-               : "memory");
-}
-
 template <bool SIGNED> DEVICE void wgmma(int (&c)[64], u64 a, u64 b, int accumulate) {
 #define WGMMA(TYPE)                                                                                                   \
   asm volatile(                                                                                                       \
@@ -85,17 +68,6 @@ template <bool SIGNED> DEVICE void wgmma(int (&c)[64], u64 a, u64 b, int accumul
   else WGMMA("u8");
 #undef WGMMA
 }
-DEVICE u32 half2_sub(u32 a, u32 b) {
-  u32 r;
-  asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
-  return r;
-}
-DEVICE void mma16_f16_zero(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
-      : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.f));
-}
-
 template <int QT> struct Weights;
 
 template <bool FIVE> struct WeightsMin {
@@ -429,7 +401,7 @@ template <int QT> DEVICE void consume(const WideArgs& p, u32 base, u32 full, u32
       } else {
 #pragma unroll
         for (int j = 0; j < 16; j++) {
-          const uint2 x = lds64(scales + (j * 8 + g) * 32 + t * 8), xd = lds64(scales + TOKENS * 32 + (j * 8 + 2 * t) * 4);
+          const uint2 x = lds64(scales + (j * 8 + g) * 32 + ((t * 8) ^ ((g & 4) << 2))), xd = lds64(scales + TOKENS * 32 + (j * 8 + 2 * t) * 4);
           float mn[4];
           mma16_f16_zero(mn, f.mins, x.x, x.y);
 #pragma unroll

@@ -18,7 +18,7 @@ use crate::step_data::{StepData, StepShape};
 use crate::weights::Weights;
 
 /// Most rows whose logits are computed at a time.
-pub(crate) const TOP_ROWS: usize = 32;
+pub(crate) const TOP_ROWS: usize = 64;
 
 /// Query vectors of a tile times values of a head: a partial result of attention.
 pub(crate) const PART_VALUES: usize = 16 * 128;
@@ -293,7 +293,7 @@ impl Walk<'_> {
             part: s.top.at(0),
             logits: s.logits.at(0),
             best: s.best.at(0),
-            segments: self.weights.output.output_segments(count),
+            segments: self.products.output_segments(&self.weights.output, count),
             n: count as u32,
             out_rows: self.weights.output.out_rows as u32,
             vocab: g.vocab as u32,
@@ -355,7 +355,7 @@ impl Walk<'_> {
             y: top.map_or(0, |_| s.hidden.at(0)),
             best: top.map_or(0, |_| s.best.at(0)),
             act,
-            segments: before.map_or(0, |(_, product)| product.output_segments(n)),
+            segments: before.map_or(0, |(_, product)| self.products.output_segments(product, n)),
             n: n as u32,
             hidden: g.hidden as u32,
             eps: g.rms_eps,
@@ -375,7 +375,7 @@ impl Walk<'_> {
         let group = if sliding { KvGroup::Sliding } else { KvGroup::Full };
         let pool = if sliding { self.sliding } else { self.full };
         let kv = pool.memory.at(place * layer_bytes(self.digits, g.kv_heads));
-        let segments = layer.attn_in.output_segments(n);
+        let segments = self.products.output_segments(&layer.attn_in, n);
         let (heads, kv_heads) = (g.heads as u32, g.kv_heads as u32);
         let width = layer.attn_in.out_rows as u32;
         let (q_width, kv_width) = (g.q_width() as u32, g.kv_width() as u32);
@@ -466,7 +466,7 @@ impl Walk<'_> {
         let args = SiluArgs {
             part: self.scratch.ffn_in.at(0),
             act,
-            segments: before.output_segments(n),
+            segments: self.products.output_segments(before, n),
             n: n as u32,
             ffn: g.ffn as u32,
         };

@@ -18,20 +18,22 @@ pub struct KernelFile {
 }
 
 /// Headers that the files include.
-pub const HEADERS: [(&str, &str); 9] = [
+pub const HEADERS: [(&str, &str); 11] = [
     ("attention_wide.cuh", include_str!("../kernels/attention_wide.cuh")),
     ("tower_attention.cuh", include_str!("../kernels/tower_attention.cuh")),
     ("attention_digits.cuh", include_str!("../kernels/attention_digits.cuh")),
     ("heads.cuh", include_str!("../kernels/heads.cuh")),
     ("attention.cuh", include_str!("../kernels/attention.cuh")),
+    ("barriers.cuh", include_str!("../kernels/barriers.cuh")),
     ("blocks.cuh", include_str!("../kernels/blocks.cuh")),
     ("common.cuh", include_str!("../kernels/common.cuh")),
     ("tiles.cuh", include_str!("../kernels/tiles.cuh")),
     ("wgmma.cuh", include_str!("../kernels/wgmma.cuh")),
+    ("wgmma_regs.cuh", include_str!("../kernels/wgmma_regs.cuh")),
 ];
 
 /// All kernel files.
-pub const FILES: [KernelFile; 15] = [
+pub const FILES: [KernelFile; 16] = [
     KernelFile {
         name: "matmul_few",
         source: include_str!("../kernels/matmul_few.cu"),
@@ -74,6 +76,22 @@ pub const FILES: [KernelFile; 15] = [
             "wide_q5k",
             "wide_q6k",
             "wide_rounded",
+        ],
+        only_for: Some(90),
+    },
+    KernelFile {
+        name: "matmul_fused",
+        source: include_str!("../kernels/matmul_fused.cu"),
+        kernels: &[
+            "fused_q4k_32",
+            "fused_q4k_64",
+            "fused_q4k_128",
+            "fused_q5k_32",
+            "fused_q5k_64",
+            "fused_q5k_128",
+            "fused_q6k_32",
+            "fused_q6k_64",
+            "fused_q6k_128",
         ],
         only_for: Some(90),
     },
@@ -349,6 +367,10 @@ args! {
     /// `wide_*`
     WideArgs {
         w: u64, act: Act, out: u64, row_tiles: u32, kb: u32, segments: u32, n: u32, first_row: u32, out_rows: u32, digits: u64,
+    }
+    /// `fused_*`
+    FusedArgs {
+        w: u64, act: Act, part: u64, row_tiles: u32, kb: u32, segments: u32, n: u32, first_row: u32, out_rows: u32,
     }
     /// `any_*`
     AnyArgs {

@@ -11,13 +11,16 @@ use muser_gguf::GgmlType;
 use crate::CudaError;
 use crate::driver::{Buffer, Context, Function, Launch, Stream};
 use crate::executor::Prefill;
-use crate::kernels::{Act, AnyArgs, FewArgs, FloatArgs, ManyArgs, SplitArgs, Tuning, WideArgs};
+use crate::kernels::{Act, AnyArgs, FewArgs, FloatArgs, FusedArgs, ManyArgs, SplitArgs, Tuning, WideArgs};
 
 /// Most rows that the few-row kernel takes in one launch.
 pub(crate) const FEW_ROWS: usize = 16;
-/// Up to here launches of the few-row kernel, one after the other, beat the kernel of many rows, which writes the digits of
-/// all weights first (on an H200, full-size file: 44.3 against 52.6 ms a step at 128 rows, 17.3 against 45.3 at 48).
-pub(crate) const FEW_PASSES_ROWS: usize = 128;
+/// Without the fused kernel, up to here launches of the few-row kernel, one after the other, beat the kernel of many rows (on an
+/// H200, full-size file: 44.3 against 52.6 ms a step at 128 rows, 17.3 against 45.3 at 48).
+const FEW_PASSES_ROWS: usize = 128;
+/// Most rows of the fused kernel. Beyond, one that writes the digits of all weights first is faster, and sums of segments would take
+/// more memory than they are worth (on an H200, all products of a full-size file: 51 against 70 ms at 512 rows, 99 against 119 at 1,024).
+const FUSED_ROWS: usize = 1024;
 /// Most rows that a float matrix takes row by row.
 const ANY_ROWS: usize = 8;
 /// Rows and tokens of a CTA of the float kernel of many rows.
@@ -214,15 +217,12 @@ impl Product {
         self.raw.iter().any(|p| p.kind == kind)
     }
 
-    /// Segments that the output of a product of `n` rows still has to be summed over.
-    pub(crate) fn output_segments(&self, n: usize) -> u32 {
-        if n <= FEW_PASSES_ROWS { self.segments.count() as u32 } else { 1 }
-    }
-
-    /// f32 values that the output of up to `max_rows` rows takes. Many-row kernels write whole tiles of 128 rows.
+    /// f32 values that the output of up to `max_rows` rows takes, whichever kernel computes it. Kernels of many rows write whole tiles
+    /// of 128 rows.
     pub(crate) fn output_len(&self, max_rows: usize) -> usize {
-        let few = self.segments.count() * max_rows.min(FEW_PASSES_ROWS);
-        few.max(if max_rows > FEW_PASSES_ROWS { max_rows.next_multiple_of(128) } else { 0 }) * self.out_rows
+        let segments = self.segments.count() * max_rows.min(FUSED_ROWS);
+        segments.max(if max_rows > FEW_PASSES_ROWS { max_rows.next_multiple_of(128) } else { 0 })
+            * self.out_rows
     }
 
     fn longest_segment(&self) -> u32 {
@@ -230,8 +230,56 @@ impl Product {
     }
 }
 
-/// Many-row kernels of Hopper by tile, and memory for the digits of one matrix; there is none for Q8_0.
+/// Which kernels compute a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Path {
+    /// The few-row kernel, in passes.
+    Few,
+    /// The fused kernel of Hopper.
+    Fused,
+    /// A kernel of many rows, or those of [`WideKernels`].
+    Many,
+}
+
+/// A form of the fused kernel.
+#[derive(Clone, Copy)]
+struct FusedShape {
+    /// Rows (tokens) of a CTA.
+    tokens: u32,
+    /// Warpgroups of a CTA, each with 64 output rows.
+    groups: u32,
+}
+
+/// By ascending number of rows (`FUSED_ALL` in `matmul_fused.cu`).
+const FUSED_SHAPES: [FusedShape; 3] = [
+    FusedShape { tokens: 32, groups: 4 },
+    FusedShape { tokens: 64, groups: 3 },
+    FusedShape { tokens: 128, groups: 2 },
+];
+/// Most slots of its ring.
+const FUSED_SLOTS: u32 = 6;
+
+impl FusedShape {
+    /// The one for so many rows, and its place.
+    fn of(n: usize) -> (usize, Self) {
+        let fits = FUSED_SHAPES.iter().position(|shape| n <= shape.tokens as usize);
+        let place = fits.unwrap_or(FUSED_SHAPES.len() - 1);
+        (place, FUSED_SHAPES[place])
+    }
+
+    /// Shared memory: a ring of super-blocks, as many as fit; two barriers and what the producer says of a slot.
+    fn shared_bytes(self, tile: Tile, limit: u32) -> u32 {
+        let sums = if tile == Tile::Q6K { 0 } else { 32 };
+        let slot = self.tokens * (256 + sums + 4) + self.groups * 4 * tile.bytes() as u32;
+        let slot = slot.next_multiple_of(1024);
+        ((limit - 1152) / slot).min(FUSED_SLOTS) * (slot + 32)
+    }
+}
+
+/// Many-row kernels of Hopper, and memory for the digits of one matrix; there is none for Q8_0.
 struct WideKernels {
+    /// By tile and [`FUSED_SHAPES`].
+    fused: [[Function; 3]; 3],
     split: [Function; 3],
     multiply: [Function; 3],
     round: [Function; 3],
@@ -279,6 +327,10 @@ impl ProductKernels {
                 find(&format!("few_{name}_16"))?,
             ])
         };
+        let fused = |name: &str| -> Result<[Function; 3], CudaError> {
+            let [a, b, c] = FUSED_SHAPES.map(|shape| find(&format!("fused_{name}_{}", shape.tokens)));
+            Ok([a?, b?, c?])
+        };
         let [a, b, c, d] = Tile::ALL.map(Tile::name);
         Ok(Self {
             few: [three(a)?, three(b)?, three(c)?, three(d)?],
@@ -298,6 +350,7 @@ impl ProductKernels {
             wide: match find("wide_q4k") {
                 Err(_) => None,
                 Ok(q4k) => Some(WideKernels {
+                    fused: [fused(a)?, fused(b)?, fused(c)?],
                     split: [find("split_q4k")?, find("split_q5k")?, find("split_q6k")?],
                     multiply: [q4k, find("wide_q5k")?, find("wide_q6k")?],
                     round: [find("round_q4k")?, find("round_q5k")?, find("round_q6k")?],
@@ -348,12 +401,32 @@ impl ProductKernels {
             q32: if product.wants_small_blocks() { act.q32 } else { 0 },
             f: if product.wants_floats() { act.f } else { 0 },
             // Matrices without a tile read codes in the plain order.
-            tiled: u32::from(self.wide.is_some() && n > FEW_PASSES_ROWS && !product.has_raw(AnyKind::Super)),
+            tiled: u32::from(self.path(product, n) != Path::Few && self.reads_tiled(product)),
             ..act
         }
     }
 
-    /// Multiplies `n` rows of `act` with all parts; see [`Product::output_segments`] for the shape of `out`.
+    fn reads_tiled(&self, product: &Product) -> bool {
+        self.wide.is_some() && !product.has_raw(AnyKind::Super)
+    }
+
+    fn path(&self, product: &Product, n: usize) -> Path {
+        let small_blocks = product.parts.iter().any(|p| p.tile.small_blocks());
+        let fused = self.reads_tiled(product) && !small_blocks;
+        match n {
+            _ if n <= FEW_ROWS => Path::Few,
+            _ if n > if fused && !self.rounds() { FUSED_ROWS } else { FEW_PASSES_ROWS } => Path::Many,
+            _ if fused => Path::Fused,
+            _ => Path::Few,
+        }
+    }
+
+    /// Segments that the output of a product of `n` rows still has to be summed over.
+    pub(crate) fn output_segments(&self, product: &Product, n: usize) -> u32 {
+        if self.path(product, n) == Path::Many { 1 } else { product.segments.count() as u32 }
+    }
+
+    /// Multiplies `n` rows of `act` with all parts; see [`Self::output_segments`] for the shape of `out`.
     pub(crate) fn multiply(
         &self,
         stream: &Stream,
@@ -363,13 +436,22 @@ impl ProductKernels {
         n: usize,
     ) -> Result<(), CudaError> {
         product.raw.iter().try_for_each(|part| self.any(stream, product, part, act, out, n))?;
-        if n > FEW_PASSES_ROWS {
-            return product.parts.iter().try_for_each(|part| self.many(stream, product, part, act, out, n));
+        let parts = product.parts.as_slice();
+        match (self.path(product, n), &self.wide) {
+            (Path::Fused, Some(wide)) => {
+                return parts
+                    .iter()
+                    .try_for_each(|part| self.fused(stream, wide, product, part, act, out, n));
+            }
+            (Path::Many, _) => {
+                return parts.iter().try_for_each(|part| self.many(stream, product, part, act, out, n));
+            }
+            _ => {}
         }
         let mut first = 0;
         while first < n {
             let rows = (n - first).min(FEW_ROWS);
-            let mut parts = product.parts.as_slice();
+            let mut parts = parts;
             while let [part, rest @ ..] = parts {
                 // One kernel for both if the second's rows follow the first's.
                 let end = part.first_row + part.row_tiles * 16;
@@ -407,7 +489,7 @@ impl ProductKernels {
             padded_rows,
             kb: (product.k / 256) as u32,
             segments: product.segments.count() as u32,
-            out_segments: product.output_segments(n),
+            out_segments: self.output_segments(product, n),
             first_row: part.first_row,
             out_rows: product.out_rows as u32,
             first: 0,
@@ -441,7 +523,7 @@ impl ProductKernels {
             rows: part.rows,
             padded_rows,
             k: product.k as u32,
-            out_segments: product.output_segments(n),
+            out_segments: self.output_segments(product, n),
             first_row: part.first_row,
             out_rows: product.out_rows as u32,
             n: n as u32,
@@ -575,6 +657,38 @@ impl ProductKernels {
             )
         };
         stream.launch(&self.many[part.tile as usize], shape, &args)
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "a launch has that many")]
+    fn fused(
+        &self,
+        stream: &Stream,
+        wide: &WideKernels,
+        product: &Product,
+        part: &Part,
+        act: Act,
+        out: u64,
+        n: usize,
+    ) -> Result<(), CudaError> {
+        let (place, shape) = FusedShape::of(n);
+        let segments = product.segments.count() as u32;
+        let args = FusedArgs {
+            w: part.address,
+            act,
+            part: out,
+            row_tiles: part.row_tiles,
+            kb: (product.k / 256) as u32,
+            segments,
+            n: n as u32,
+            first_row: part.first_row,
+            out_rows: product.out_rows as u32,
+        };
+        let units = (n as u32).div_ceil(shape.tokens) * segments * part.row_tiles.div_ceil(4);
+        let launch = Launch {
+            shared_bytes: shape.shared_bytes(part.tile, self.tuning.shared_bytes),
+            ..Launch::new((units.min(self.multiprocessors), 1), (shape.groups + 1) * 128)
+        };
+        stream.launch(&wide.fused[part.tile as usize][place], launch, &args)
     }
 
     #[expect(clippy::too_many_arguments, reason = "a launch has that many")]

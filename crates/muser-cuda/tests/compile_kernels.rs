@@ -11,8 +11,9 @@ use muser_cuda::kernels::{COMBINE_RING_BYTES, FILES, KernelFile, TowerAttention,
 use muser_cuda::nvrtc;
 
 /// Kernels that spill a little, by architecture: where 512 threads leave 128 registers to two accumulators of 32 rows x
-/// 32 tokens, and where a row of up to 32 warps leaves 64. What spills are addresses, outside the inner loop.
-const KNOWN_SPILLS: [(&str, &[u32]); 17] = [
+/// 32 tokens, where a row of up to 32 warps leaves 64, and where a warp that fetches for others has few. What spills are addresses,
+/// outside the inner loop.
+const KNOWN_SPILLS: [(&str, &[u32]); 26] = [
     ("many_f32", &[80]),
     ("many_f16", &[80]),
     ("many_bf16", &[80]),
@@ -30,6 +31,15 @@ const KNOWN_SPILLS: [(&str, &[u32]); 17] = [
     ("any_super_8", &[80, 86, 89, 90, 100, 120]),
     ("digits_many_1", &[80, 86, 89, 90, 100, 120]),
     ("digits_many_2", &[80, 86, 89, 90, 100, 120]),
+    ("fused_q4k_32", &[90]),
+    ("fused_q4k_64", &[90]),
+    ("fused_q4k_128", &[90]),
+    ("fused_q5k_32", &[90]),
+    ("fused_q5k_64", &[90]),
+    ("fused_q5k_128", &[90]),
+    ("fused_q6k_32", &[90]),
+    ("fused_q6k_64", &[90]),
+    ("fused_q6k_128", &[90]),
 ];
 const KNOWN_SPILL_BYTES: u32 = 320;
 

@@ -163,7 +163,7 @@ impl Drafter {
             let silu = SiluArgs {
                 part: b.ffn_in.at(0),
                 act,
-                segments: layer.ffn_in.output_segments(n),
+                segments: target.products.output_segments(&layer.ffn_in, n),
                 n: n as u32,
                 ffn: c.ffn as u32,
             };
@@ -200,7 +200,7 @@ impl Drafter {
             part: s.top.at(0),
             logits: s.logits.at(0),
             best: s.best.at(0),
-            segments: output.output_segments(count),
+            segments: target.products.output_segments(output, count),
             n: count as u32,
             out_rows: output.out_rows as u32,
             vocab: target.vocab as u32,
@@ -231,7 +231,7 @@ impl Drafter {
     ) -> Result<(), CudaError> {
         let args = DraftNormArgs {
             part: before.map_or(0, |_| self.round.projected.at(0)),
-            segments: before.map_or(0, |product| product.output_segments(args.n as usize)),
+            segments: before.map_or(0, |product| target.products.output_segments(product, args.n as usize)),
             ..args
         };
         let shape = Launch::new((count as u32, 1), args.hidden / 8);
@@ -256,7 +256,7 @@ impl Drafter {
             kv: b.own.at(0),
             block_bytes: layer_bytes as u64,
             layer_bytes: 0,
-            segments: layer.attn_in.output_segments(n),
+            segments: target.products.output_segments(&layer.attn_in, n),
             n: n as u32,
             width: layer.attn_in.out_rows as u32,
             heads,

@@ -20,7 +20,7 @@ use muser_gguf::GgmlType;
 use crate::CudaError;
 use crate::driver::{Context, Stream};
 use crate::executor::{Kernels, Prefill};
-use crate::matrix::{AnyKind, ProductKernels};
+use crate::matrix::{AnyKind, ProductKernels, Tile};
 use products::Extent;
 pub use tower_times::tower_times;
 
@@ -43,6 +43,7 @@ pub fn run(index: usize) -> Result<Report, CudaError> {
     let card = Card { context: &context, kernels: &kernels, products: &products, stream: &stream };
     let mut random = Random::new(7);
     let compared = products::check(&card, &products::all_types(), Extent::FULL, &mut random)?;
+    let compared = compared + products::check(&card, &products::all_types(), Extent::LONG, &mut random)?;
     let compared = compared + rounding(&card, &rounded::TYPES, &mut random)?;
     let steps = steps::check(&card, &mut random)? + draft::select(&card, &mut random)?;
     let mut of_widths = 0;
@@ -79,6 +80,8 @@ pub(crate) fn at_start(
         products.push(pair.to_vec());
     }
     let mut compared = products::check(card, &products, Extent::BRIEF, &mut random)?;
+    products.retain(|types| types.iter().any(|ty| Tile::of(*ty).is_some_and(|tile| !tile.small_blocks())));
+    compared += products::check(card, &products, Extent::LONG_BRIEF, &mut random)?;
     if prefill == Prefill::Fast {
         compared += rounding(card, types, &mut random)?;
     }

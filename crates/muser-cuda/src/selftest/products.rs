@@ -37,7 +37,7 @@ const TYPES: [GgmlType; 17] = [
     GgmlType::BF16,
 ];
 /// Numbers of tokens: each kernel variant, full and partly filled, and several passes.
-const TOKENS: [usize; 11] = [1, 2, 7, 8, 9, 16, 29, 33, 128, 129, 150];
+const TOKENS: [usize; 14] = [1, 2, 7, 8, 9, 16, 17, 29, 33, 64, 65, 128, 129, 300];
 
 /// How much is checked.
 #[derive(Clone, Copy, Debug)]
@@ -52,7 +52,11 @@ impl Extent {
     /// Every kernel variant, full and partly filled, and several passes.
     pub(super) const FULL: Self = Self { tokens: &TOKENS, rows: 88, k: 1280 };
     /// Every kernel variant once.
-    pub(super) const BRIEF: Self = Self { tokens: &[1, 7, 12, 20, 129], rows: 40, k: 768 };
+    pub(super) const BRIEF: Self = Self { tokens: &[1, 7, 12, 20, 40, 129], rows: 40, k: 768 };
+    /// So many rows that the digits of all weights are written first.
+    pub(super) const LONG: Self = Self { tokens: &[1024, 1100], rows: 24, k: 768 };
+    /// The same, and no more than it takes.
+    pub(super) const LONG_BRIEF: Self = Self { tokens: &[1025], rows: 16, k: 768 };
     /// Many rows, for weights rounded to 8 bits: two blocks of tokens, the second partly filled.
     pub(super) const ROUNDED: Self = Self { tokens: &[129, 150, 260], rows: 88, k: 768 };
 }
@@ -60,7 +64,8 @@ impl Extent {
 /// Types of [`all_types`] that a product may have.
 pub(super) fn all_types() -> Vec<Vec<GgmlType>> {
     let single = TYPES.iter().map(|ty| vec![*ty]);
-    single.chain(std::iter::once(vec![GgmlType::Q4_K, GgmlType::Q6_K])).collect()
+    let pairs = [GgmlType::Q6_K, GgmlType::Q8_0].map(|other| vec![GgmlType::Q4_K, other]);
+    single.chain(pairs).collect()
 }
 
 /// Checks one product for each entry of `types`; returns how many values were compared.
@@ -145,9 +150,8 @@ impl Bench<'_> {
             product.out_rows += row_tiles * 16;
             tiles.push(packed);
         }
-        let small = product.wants_small_blocks();
         let name = types.iter().map(|t| t.name()).collect::<Vec<_>>().join("+");
-        let expected = Expected::new(&matrices, self.x, k, small, products.rounds());
+        let expected = Expected::new(&matrices, self.x, k, products.rounds());
 
         let most = self.x.len() / k;
         let activations = Activations::new(context, most, k, &[&product])?;
@@ -166,7 +170,7 @@ impl Bench<'_> {
                 for (row, at) in expected.rows.iter().enumerate() {
                     let place = token * product.out_rows + at;
                     let mut sum = out[place];
-                    for s in 1..product.output_segments(n) as usize {
+                    for s in 1..products.output_segments(&product, n) as usize {
                         sum += out[s * n * product.out_rows + place];
                     }
                     let wanted = expected.values[token * expected.rows.len() + row];
@@ -227,17 +231,14 @@ struct Expected {
 }
 
 impl Expected {
-    fn new(
-        matrices: &[(GgmlType, usize, usize, Vec<u8>)],
-        x: &[f32],
-        k: usize,
-        small: bool,
-        rounded: bool,
-    ) -> Self {
-        let block_len = if small { 32 } else { 256 };
-        let mut q = vec![0i8; x.len()];
-        let d: Vec<f32> =
-            x.chunks(block_len).zip(q.chunks_mut(block_len)).map(|(x, q)| quantize_block(x, q)).collect();
+    fn new(matrices: &[(GgmlType, usize, usize, Vec<u8>)], x: &[f32], k: usize, rounded: bool) -> Self {
+        let codes = |block_len: usize| {
+            let mut q = vec![0i8; x.len()];
+            let blocks = x.chunks(block_len).zip(q.chunks_mut(block_len));
+            let d: Vec<f32> = blocks.map(|(x, q)| quantize_block(x, q)).collect();
+            (q, d)
+        };
+        let (large, small) = (codes(256), codes(32));
         let mut rows = Vec::new();
         let mut columns: Vec<Vec<f32>> = Vec::new();
         for (ty, at, count, blocks) in matrices {
@@ -250,6 +251,8 @@ impl Expected {
                     columns.push(x.chunks(k).map(|x| float_product(&w, x)).collect());
                     continue;
                 }
+                let is_small = AnyKind::of(*ty) == Some(AnyKind::Small);
+                let (block_len, (q, d)) = if is_small { (32, &small) } else { (256, &large) };
                 let codes = q.chunks(k).zip(d.chunks(k / block_len));
                 if rounded {
                     let row = RoundedRow::new(*ty, bytes);

@@ -88,7 +88,7 @@ impl SliceWalk<'_> {
             weight: w.pre_norm.weight,
             bias: w.pre_norm.bias,
             h: self.h(),
-            segments: w.patches.output_segments(self.count),
+            segments: self.products.output_segments(&w.patches, self.count),
             n: self.count as u32,
             hidden: c.hidden as u32,
             eps: c.norm_eps,
@@ -109,7 +109,7 @@ impl SliceWalk<'_> {
             weight: after.map_or(0, |(norm, _)| norm.weight),
             bias: after.map_or(0, |(norm, _)| norm.bias),
             act: after.map_or_else(Act::default, |(_, act)| act),
-            segments: before.map_or(0, |(product, _)| product.output_segments(self.count)),
+            segments: before.map_or(0, |(product, _)| self.products.output_segments(product, self.count)),
             n: self.count as u32,
             hidden: self.config.hidden as u32,
             eps: self.config.norm_eps,
@@ -133,7 +133,7 @@ impl SliceWalk<'_> {
             f: self.row(self.picture.f.at(0), c.heads * 4),
             kv: self.picture.kv.at(0),
             block_bytes: layer_bytes(Digits::Two, c.heads) as u64,
-            segments: layer.attn_in.output_segments(self.count),
+            segments: self.products.output_segments(&layer.attn_in, self.count),
             n: self.count as u32,
             heads: c.heads as u32,
             dim: dim as u32,
@@ -189,7 +189,7 @@ impl SliceWalk<'_> {
 
     /// GELU of the product in `wide`, quantised.
     fn gelu(&self, before: &Product, bias: u64, act: Act) -> Result<(), CudaError> {
-        let segments = before.output_segments(self.count);
+        let segments = self.products.output_segments(before, self.count);
         let args = GeluArgs { part: self.slice.wide.at(0), bias, act, segments, n: self.count as u32 };
         self.stream.launch(&self.kernels.gelu, self.blocks(before.out_rows), &args)
     }
@@ -228,6 +228,12 @@ impl SliceWalk<'_> {
         self.gelu(second, 0, act)?;
         self.multiply(third, act, s.wide.at(0))?;
         let out = self.row(self.picture.rows.at(0), 4 * c.projection);
-        self.rows(s.wide.at(0), third.output_segments(self.count), c.projection, out, Act::default())
+        self.rows(
+            s.wide.at(0),
+            self.products.output_segments(third, self.count),
+            c.projection,
+            out,
+            Act::default(),
+        )
     }
 }
