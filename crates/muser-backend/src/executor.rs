@@ -102,6 +102,9 @@ pub struct ExecutorInfo {
     pub hidden: usize,
     /// Set once [`DraftExecutor::attach_draft`] has succeeded.
     pub draft: Option<DraftInfo>,
+    /// Bytes that the device's own memory has left for KV blocks, less a reserve; `None` where blocks lie in host memory. Less
+    /// after something was attached.
+    pub kv_room: Option<u64>,
 }
 
 impl ExecutorInfo {

@@ -165,6 +165,10 @@ pub struct CudaExecutor {
     info: ExecutorInfo,
 }
 
+/// Bytes of a card that are not given to K and V, and the part of its memory that at least are not.
+const LEAST_RESERVE: u64 = 512 << 20;
+const RESERVED_PART: u64 = 50;
+
 impl CudaExecutor {
     /// Loads `model` onto a card: compiles the kernels (once per machine), copies and repacks the weights.
     pub fn new(model: &Model, options: CudaOptions) -> Result<Self, CudaError> {
@@ -215,7 +219,7 @@ impl CudaExecutor {
         let select = SelectShape::of(geometry.vocab);
         let empty = || KvPool::empty(&context);
         let info = info(&context, &geometry, &options, digits);
-        Ok(Self {
+        let mut executor = Self {
             graphs: HashMap::new(),
             drafter: None,
             tower: None,
@@ -242,7 +246,16 @@ impl CudaExecutor {
             options,
             digits,
             info,
-        })
+        };
+        executor.note_room()?;
+        Ok(executor)
+    }
+
+    /// Notes what the card has left for K and V now. What is kept back is for graphs, tables that grow, and other programs.
+    fn note_room(&mut self) -> Result<(), CudaError> {
+        let (free, total) = self.context.memory()?;
+        self.info.kv_room = Some(free.saturating_sub(LEAST_RESERVE.max(total / RESERVED_PART)));
+        Ok(())
     }
 
     /// Bytes of weights that one decoded token reads.
@@ -575,6 +588,7 @@ fn info(context: &Context, geometry: &Geometry, options: &CudaOptions, digits: D
         vocab: geometry.vocab,
         hidden: geometry.hidden,
         draft: None,
+        kv_room: None,
     }
 }
 

@@ -4,6 +4,9 @@ use std::time::Duration;
 
 use crate::{EngineError, sampler::DraftSampling};
 
+/// Most sequences computed together.
+pub const MOST_PARALLEL: usize = 256;
+
 /// How many tokens a draft proposes for a sequence in a round.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DraftLength {
@@ -17,25 +20,25 @@ pub enum DraftLength {
 /// Settings of an engine; they do not change while it runs.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
-    /// Sequences computed together, 1 to 16.
+    /// Sequences computed together, 1 to 256; [`crate::parallel_that_fits`] knows how many memory bears.
     pub parallel: usize,
     /// Most positions of a sequence; `None` takes the model's. Never more than the model's.
     pub context: Option<usize>,
-    /// Bytes for KV blocks; never exceeded. `None`: enough for `parallel` sequences of full context, but at most 4 GiB
-    /// unless one sequence alone needs more.
+    /// Bytes for KV blocks; never exceeded. `None`: enough for `parallel` sequences of full context, but at most what the device
+    /// has left, or, in host memory, 4 GiB unless one sequence alone needs more.
     pub kv_bytes: Option<u64>,
     /// Bytes of host memory for blocks that leave the device; they come back when a request needs them. 0 turns it off:
     /// on the CPU the blocks are in host memory already, so give them the bytes instead.
     pub host_bytes: usize,
-    /// Most rows of a step in which nothing is being decoded.
+    /// Most rows of a step in which nothing is being decoded; never more than the executor takes.
     pub prefill_rows: usize,
-    /// Most rows of a step in which sequences are being decoded: bounds how long prefill of one request holds up the
-    /// next token of another.
+    /// Most rows of a step in which sequences are being decoded. What bounds such steps is `mixed_step`.
     pub mixed_rows: usize,
     /// Longest a step should take in which nothing is being decoded: prefill rows are cut to it (never below 64), so that
     /// cancelling and new requests take effect soon on slow machines too.
     pub prefill_step: Duration,
-    /// Longest a step should take in which sequences are being decoded.
+    /// Longest a step should take in which sequences are being decoded: how long prefill of one request may hold up the next
+    /// token of another. By measured cost of rows and depth; a prompt goes on by 16 rows a step in any case.
     pub mixed_step: Duration,
     /// Bytes of host memory for rows of pictures that a later request may ask for again.
     pub image_cache_bytes: usize,
@@ -71,8 +74,8 @@ impl Default for EngineConfig {
             context: None,
             kv_bytes: None,
             host_bytes: 0,
-            prefill_rows: 512,
-            mixed_rows: 128,
+            prefill_rows: 2048,
+            mixed_rows: 2048,
             prefill_step: Duration::from_secs(1),
             mixed_step: Duration::from_millis(300),
             image_cache_bytes: 256 << 20,
@@ -101,7 +104,7 @@ impl EngineConfig {
                 Err(EngineError::Config { key, expected: expected.into(), found: value.to_string() })
             }
         };
-        check("parallel", self.parallel, "1 to 16", (1..=16).contains(&self.parallel))?;
+        check("parallel", self.parallel, "1 to 256", (1..=MOST_PARALLEL).contains(&self.parallel))?;
         check("context", context, "at least 2", context >= 2)?;
         check("prefill_rows", self.prefill_rows, "at least 1", self.prefill_rows >= 1)?;
         check("mixed_rows", self.mixed_rows, "at least 1", self.mixed_rows >= 1)?;

@@ -261,7 +261,7 @@ impl Driver {
         metrics.step_time.record(self.last_step);
         self.images.note_step(now.saturating_sub(before));
         let decodes_only = decodes_only(&self.plan, &self.scheduler.slots);
-        self.scheduler.pace.note(self.stepper.rows(), now.saturating_sub(before));
+        self.scheduler.cost.note(self.plan.load(), now.saturating_sub(before));
         Metrics::add(&metrics.steps, 1);
         if let Some(error) = error {
             self.fail_step(&error, now);

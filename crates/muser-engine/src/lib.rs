@@ -39,7 +39,8 @@ mod testing_bench;
 mod testing_source;
 
 pub use admission::Limits;
-pub use config::{DraftLength, EngineConfig};
+pub use capacity::parallel_that_fits;
+pub use config::{DraftLength, EngineConfig, MOST_PARALLEL};
 pub use constraint::{Constraint, TokenMask};
 pub use error::{EngineError, SubmitError};
 pub use events::{

@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::{
     RestoreFailure,
     memory::BlockMove,
+    planner::Load,
     prefix::Fetching,
     sequence::{End, Sequence},
 };
@@ -60,6 +61,12 @@ impl StepPlan {
         if let Some(at) = at {
             self.wake_at = Some(self.wake_at.map_or(at, |before| before.min(at)));
         }
+    }
+
+    /// What the executor has to compute.
+    pub(crate) fn load(&self) -> Load {
+        let each = self.items.iter().map(|item| Load::of(item.rows + item.drafts, item.start));
+        each.fold(Load::default(), Load::and)
     }
 
     /// Is there anything for the executor to do?

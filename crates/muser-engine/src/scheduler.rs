@@ -22,7 +22,7 @@ use crate::{
     FinishReason, RequestError, RestoreFailure,
     memory::{Begun, Memory},
     plan::{PlanItem, StepPlan},
-    planner::{self, Candidate, Candidates, Pace, RowLimits, Work},
+    planner::{self, Candidate, Candidates, CostModel, Load, RowLimits, Work},
     prefix::{StoreLookup, Waiting},
     sequence::{End, Sequence, Wait},
     slots::Slots,
@@ -53,7 +53,7 @@ type Blocked = ((i64, u64, u32), [u32; 4], usize);
 pub(crate) struct Scheduler {
     pub(crate) memory: Memory,
     pub(crate) slots: Slots,
-    pub(crate) pace: Pace,
+    pub(crate) cost: CostModel,
     /// In order of rank.
     waiting: VecDeque<Sequence>,
     config: SchedulerConfig,
@@ -67,7 +67,7 @@ impl Scheduler {
         Self {
             memory,
             slots: Slots::new(config.parallel),
-            pace: Pace::default(),
+            cost: CostModel::default(),
             waiting: VecDeque::new(),
             config,
             turn: 0,
@@ -272,7 +272,7 @@ impl Scheduler {
         let mut rest = self.candidates();
         planner::sort(&mut rest, self.turn);
         self.turn = self.turn.wrapping_add(1);
-        let limits = self.row_limits();
+        let limits = self.row_limits(&rest);
         let mut given = planner::Given::default();
         while !rest.is_empty() {
             let rows = planner::divide(&rest, given, limits);
@@ -291,14 +291,25 @@ impl Scheduler {
         }
     }
 
-    fn row_limits(&self) -> RowLimits {
+    fn row_limits(&self, candidates: &[Candidate]) -> RowLimits {
         let config = &self.config;
+        let (mut decoding, mut depth) = (Load::default(), 0);
+        for candidate in candidates {
+            match candidate.work {
+                Work::Decode { proposals } => {
+                    decoding = decoding.and(Load::of(1 + proposals, candidate.depth));
+                }
+                Work::Prefill { .. } => depth = depth.max(candidate.depth),
+            }
+        }
         let fetching = self.slots.running().any(|sequence| sequence.blocks.fetching().is_some());
         let alone = if fetching { FETCHING_STEP.min(config.prefill_step) } else { config.prefill_step };
         RowLimits {
             most: self.memory.config.max_rows,
-            mixed: self.pace.rows_within(config.mixed_step, config.mixed_rows),
-            prefill: self.pace.rows_within(alone, config.prefill_rows),
+            mixed: (decoding.rows
+                + self.cost.rows_within(config.mixed_step, decoding, depth, config.mixed_rows))
+            .min(config.mixed_rows),
+            prefill: self.cost.rows_alone(alone, depth, config.prefill_rows),
         }
     }
 

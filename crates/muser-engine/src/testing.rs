@@ -64,6 +64,7 @@ pub(crate) fn info(geometry: &Geometry) -> ExecutorInfo {
         vocab: geometry.vocab,
         hidden: geometry.hidden,
         draft: None,
+        kv_room: None,
     }
 }
 

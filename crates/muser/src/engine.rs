@@ -1,11 +1,13 @@
 //! Starting an engine on a model, for `muser run`, `chat` and `serve` alike: executor, draft, projector, packs, engine, in the
 //! order in which they depend on each other.
 
-use muser_engine::{Engine, EngineConfig, EngineHandle, PrefixSource};
+use std::time::Duration;
+
+use muser_engine::{Engine, EngineConfig, EngineHandle, PrefixSource, parallel_that_fits};
 use muser_model::Model;
 use muser_prefix::PackUse;
 
-use crate::cli::{DraftArgs, ModelArgs, PackStoreArgs, ProjectorArgs};
+use crate::cli::{DraftArgs, ModelArgs, PackStoreArgs, Parallel, ProjectorArgs};
 use crate::draft;
 use crate::executor;
 use crate::model_file::ModelSource;
@@ -17,6 +19,9 @@ use crate::projector;
 /// then take half a gigabyte.
 const DEFAULT_CONTEXT: usize = 32_768;
 
+/// Longest time to the next token that the reading of another prompt may cause on a card.
+const CARD_ITL_TARGET: Duration = Duration::from_millis(50);
+
 /// What an engine is started on.
 pub struct EngineParts<'a> {
     /// Backend, threads, context.
@@ -27,7 +32,11 @@ pub struct EngineParts<'a> {
     pub projector: &'a ProjectorArgs,
     /// Where prompts and answers are kept, if they are.
     pub packs: Option<(PackFolder, &'a PackStoreArgs)>,
-    /// Everything else; context, draft and identity are filled in.
+    /// How many requests are computed together.
+    pub parallel: Parallel,
+    /// Longest time to the next token that the reading of another prompt may cause, in ms; `None`: what suits the device.
+    pub itl_target: Option<u32>,
+    /// Everything else; what stands above, context and identity are filled in.
     pub config: EngineConfig,
 }
 
@@ -61,6 +70,16 @@ pub fn start(
         draft_length: parts.draft.draft_len,
         draft_sampling: parts.draft.draft_sampling.into(),
         ..parts.config
+    };
+    let info = executor.info();
+    config.parallel = match parts.parallel {
+        Parallel::Fixed(parallel) => parallel,
+        Parallel::Auto => parallel_that_fits(&model.geometry, info, &config, context),
+    };
+    config.mixed_step = match (parts.itl_target, info.kv_room) {
+        (Some(target), _) => Duration::from_millis(target.into()),
+        (None, Some(_)) => CARD_ITL_TARGET,
+        (None, None) => config.mixed_step,
     };
     let (mut prefixes, mut packs): (Option<Box<dyn PrefixSource>>, _) = (None, None);
     if let Some((folder, args)) = parts.packs {

@@ -78,6 +78,7 @@ impl ReferenceExecutor {
             vocab: g.vocab,
             hidden: g.hidden,
             draft: None,
+            kv_room: None,
         };
         Ok(Self { model, info, kv, drafter: None, tower: None })
     }

@@ -164,6 +164,7 @@ impl CpuExecutor {
             vocab: g.vocab,
             hidden: g.hidden,
             draft: None,
+            kv_room: None,
         };
         let inverse_frequencies = arith::inverse_frequencies(f64::from(g.rope_theta), g.head_dim);
         Ok(Self {

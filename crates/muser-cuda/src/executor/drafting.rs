@@ -36,7 +36,7 @@ impl CudaExecutor {
         self.info.sliding_block_bytes += draft.layers.len() * layer_bytes(self.digits, draft.config.kv_heads);
         self.info.route = format!("{}+{DRAFT_ROUTE}-{}", self.info.route, draft_mark(draft));
         self.drafter = Some(drafter);
-        Ok(())
+        self.note_room().map_err(|e| self.fail(e))
     }
 
     fn load_draft(&mut self, draft: &Draft) -> Result<Drafter, CudaError> {

@@ -36,7 +36,7 @@ impl TowerExecutor for CudaExecutor {
         self.tower = None;
         self.context.bind().map_err(|e| self.fail(e))?;
         self.tower = Some(self.load_tower(projector, rule).map_err(|e| self.fail(e))?);
-        Ok(())
+        self.note_room().map_err(|e| self.fail(e))
     }
 
     fn tower(&self) -> Option<&TowerInfo> {

@@ -5,11 +5,11 @@
 //! rows, the scheduler asks again for the candidates behind, with what has been [`Given`]: what one could not take others may
 //! have, and whoever chooses sizes need not know why.
 //!
-//! Sizes never change a bit of any result (E1, E2), so they may follow measured time ([`Pace`]).
+//! Sizes never change a bit of any result (E1, E2), so they may follow measured time ([`CostModel`]).
 
-mod pace;
+mod cost;
 
-pub(crate) use pace::Pace;
+pub(crate) use cost::{CostModel, Load};
 use smallvec::SmallVec;
 
 /// Most sequences that are usual in a step; more cost an allocation.

@@ -67,6 +67,23 @@ fn one_and_eight_at_a_time_give_identical_tokens() {
 }
 
 #[test]
+fn a_hundred_at_a_time_are_each_what_they_are_alone() {
+    let config = EngineConfig { parallel: 100, ..EngineConfig::default() };
+    let mut bench = Bench::new(1024, 256, &config);
+    let request = |i: u64| greedy(stem(i, 20 + 7 * i as usize), 10 + i as u32 % 13);
+    let mut submissions: Vec<_> = (0..100).map(|i| bench.submit(request(i)).expect("good")).collect();
+    bench.run();
+    let snapshot = bench.driver.shared().metrics.snapshot();
+    // Side by side: as many steps as the longest takes beside the reading, not as many as all together.
+    assert!(snapshot.steps < 150, "{} steps", snapshot.steps);
+    for (i, submission) in submissions.iter_mut().enumerate() {
+        let answer = bench.finish(submission);
+        check_exact(&bench, &request(i as u64), &answer);
+    }
+    bench.assert_balanced();
+}
+
+#[test]
 fn a_chat_turn_reuses_everything_before_it() {
     let mut bench = bench();
     let mut text = stem(1, 90);
@@ -681,7 +698,7 @@ fn a_configuration_that_cannot_be_is_refused() {
         Driver::new(Box::new(ScriptedExecutor::new(geometry.clone())), &geometry, &config).map(drop)
     };
     let base = EngineConfig::default;
-    for parallel in [0, 17] {
+    for parallel in [0, 257] {
         let refused = check(EngineConfig { parallel, ..base() });
         assert!(matches!(refused, Err(EngineError::Config { key: "parallel", .. })));
     }

@@ -7,6 +7,7 @@ mod generation;
 mod measure;
 mod pack;
 mod pack_store;
+mod parallel;
 mod projector;
 #[cfg(test)]
 mod reference;
@@ -27,6 +28,7 @@ pub use pack::{
     PackShowArgs, PackVerifyArgs,
 };
 pub use pack_store::PackStoreArgs;
+pub use parallel::Parallel;
 #[cfg(test)]
 pub use projector::PositionChoice;
 pub use projector::ProjectorArgs;

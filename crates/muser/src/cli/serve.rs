@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::{DraftArgs, ModelArgs, PackStoreArgs, ProjectorArgs};
+use super::{DraftArgs, ModelArgs, PackStoreArgs, Parallel, ProjectorArgs};
 
 /// Arguments of `muser serve`.
 #[derive(Debug, Args)]
@@ -46,13 +46,17 @@ pub struct ServeArgs {
     /// Answer 404 to requests for another model name, instead of taking any name
     #[arg(long)]
     pub strict_model: bool,
-    /// Requests computed together
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=16))]
-    pub parallel: u8,
+    /// Requests computed together: up to 256, or `auto`: as many as memory bears, on a CPU at most 16
+    #[arg(long, value_name = "N|auto", default_value = "auto")]
+    pub parallel: Parallel,
     /// Requests that may wait for a place before others get 429
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub queue: u32,
-    /// Memory for keys and values in MiB; default: enough for all places, but at most 4 GiB
+    /// Longest time to the next token of an answer that the reading of another prompt may cause, in ms, as far as it can be cut;
+    /// default: 50 on a card, 300 on a CPU
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub itl_target: Option<u32>,
+    /// Memory for keys and values in MiB; default: enough for all places, but at most what a card has left, on a CPU 4 GiB
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..))]
     pub kv_mib: Option<u64>,
     /// Host memory in MiB for keys and values that the device has no room for any more; worth it with --backend cuda

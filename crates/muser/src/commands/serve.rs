@@ -293,8 +293,9 @@ fn load(
         projector: &args.projector,
         packs: (args.packs.as_os_str() != "off")
             .then(|| (PackFolder::from_flag(args.packs.clone()), &args.pack_store)),
+        parallel: args.parallel,
+        itl_target: args.itl_target,
         config: EngineConfig {
-            parallel: usize::from(args.parallel),
             kv_bytes: args.kv_mib.map(|mebibytes| mebibytes << 20),
             host_bytes: usize::try_from(args.kv_host_mib << 20).unwrap_or(usize::MAX),
             max_waiting: args.queue as usize,

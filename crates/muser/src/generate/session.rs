@@ -9,7 +9,7 @@ use muser_prefix::PackUse;
 use muser_server::pictures::Reader;
 use muser_text::{ChatTemplate, Tokenizer};
 
-use crate::cli::{DraftArgs, ModelArgs, PackStoreArgs, ProjectorArgs};
+use crate::cli::{DraftArgs, ModelArgs, PackStoreArgs, Parallel, ProjectorArgs};
 use crate::engine::{self, EngineParts, Started};
 use crate::model_file::ModelSource;
 use crate::output::Console;
@@ -59,8 +59,15 @@ impl Session {
             let text = scope.spawn(|| -> anyhow::Result<_> {
                 Ok((Tokenizer::from_gguf(&file)?, ChatTemplate::from_gguf(&file)?))
             });
-            let config = EngineConfig { parallel: 1, ..EngineConfig::default() };
-            let parts = EngineParts { model: args, draft: drafting, projector: seeing, packs, config };
+            let parts = EngineParts {
+                model: args,
+                draft: drafting,
+                projector: seeing,
+                packs,
+                parallel: Parallel::Fixed(1),
+                itl_target: None,
+                config: EngineConfig::default(),
+            };
             let engine = engine::start(&model, &source, parts, console);
             let text = text.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             (text, engine)
