@@ -20,8 +20,15 @@ use tokio::time::{sleep, timeout};
 const CHAT: &str = "/v1/chat/completions";
 const BODIES_MIB: usize = 192;
 
-/// Compiled grammars, and a copy of the largest for each of the four sequences that run.
-const GRAMMARS_MIB: usize = 256 + 4 * 80;
+/// Compiled grammars.
+const GRAMMARS_MIB: usize = 128;
+
+/// What else requests take: copies of bodies while they are read, grammars that are being compiled and those that answers run
+/// with, and what the allocator keeps of it all, which is more where each thread has memory of its own.
+fn work_mib() -> usize {
+    // As packages set it.
+    if std::env::var_os("MALLOC_ARENA_MAX").is_some_and(|most| most == "2") { 200 } else { 500 }
+}
 
 /// What is promised; on machines that others use too only the long form can ask for it.
 struct Promise {
@@ -238,7 +245,7 @@ async fn nobody_can_stop_it_for_others() {
     // The bodies here and what the clients hold of them are in the same process.
     let ours: usize = kinds.iter().map(|(_, _, body)| body.len()).sum::<usize>() >> 20;
     assert!(
-        peak < before + BODIES_MIB + GRAMMARS_MIB + ours + 300,
+        peak < before + BODIES_MIB + GRAMMARS_MIB + work_mib() + ours,
         "memory grew from {before} to {peak} MiB"
     );
     server.stop().await;
