@@ -17,6 +17,15 @@ struct FloatArgs {
 
 constexpr int TILE = 32, RUN = 64;
 
+// The bits of value i of a row as they are: what is made of them must not be asked for before the products, or they wait for it.
+template <int TYPE> DEVICE u32 bits_at(const u8* row, int i) {
+  if constexpr (TYPE == F32) return *(const u32*)(row + 4 * i);
+  else return *(const u16*)(row + 2 * i);
+}
+template <int TYPE> DEVICE float float_of(u32 bits) {
+  return TYPE == F32 ? __uint_as_float(bits) : TYPE == F16 ? half_to_float((u16)bits) : __uint_as_float(bits << 16);
+}
+
 template <int TYPE> DEVICE void many_float(const FloatArgs& p) {
   __shared__ __align__(16) float ws[2][TILE * RUN], xs[2][TILE * RUN];
   const int lane = threadIdx.x & 15, group = threadIdx.x >> 4, row0 = blockIdx.x * TILE, token0 = blockIdx.y * TILE;
@@ -30,13 +39,14 @@ template <int TYPE> DEVICE void many_float(const FloatArgs& p) {
     w_row[i] = p.w + (u64)min(row0 + group + 16 * i, (int)p.rows - 1) * p.row_bytes;
     x_row[i] = p.x + (u64)min(token0 + group + 16 * i, (int)p.n - 1) * p.k;
   }
-  float4 w_next[2], x_next[2];
+  uint4 w_next[2];
+  float4 x_next[2];
   auto bring = [&](int k) {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       const int at = k + lane;
-      w_next[i] = make_float4(float_at(w_row[i], TYPE, at), float_at(w_row[i], TYPE, at + 16),
-                              float_at(w_row[i], TYPE, at + 32), float_at(w_row[i], TYPE, at + 48));
+      w_next[i] = make_uint4(bits_at<TYPE>(w_row[i], at), bits_at<TYPE>(w_row[i], at + 16),
+                             bits_at<TYPE>(w_row[i], at + 32), bits_at<TYPE>(w_row[i], at + 48));
       const float* x = x_row[i] + at;
       x_next[i] = make_float4(__ldcg(x), __ldcg(x + 16), __ldcg(x + 32), __ldcg(x + 48));
     }
@@ -45,7 +55,9 @@ template <int TYPE> DEVICE void many_float(const FloatArgs& p) {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       const int at = (group + 16 * i) * RUN + lane * 4;
-      *(float4*)(ws[stage] + at) = w_next[i];
+      const uint4 w = w_next[i];
+      *(float4*)(ws[stage] + at) =
+          make_float4(float_of<TYPE>(w.x), float_of<TYPE>(w.y), float_of<TYPE>(w.z), float_of<TYPE>(w.w));
       *(float4*)(xs[stage] + at) = x_next[i];
     }
   };

@@ -172,7 +172,7 @@ fn adapter(card: &Card<'_>, times: &mut Vec<(String, f64)>) -> Result<(), CudaEr
         let weights = noise(card, k * rows / 2)?;
         let product = product(k, GgmlType::BF16, rows, weights.at(0));
         let activations = Activations::new(card.context, TOKENS, k, &[&product])?;
-        let out = Buffer::<f32>::zeroed(card.context, TOKENS * rows, "timing")?;
+        let out = Buffer::<f32>::zeroed(card.context, product.output_len(TOKENS), "timing")?;
         let name = format!("BF16 {k} x {rows}, {TOKENS} rows");
         time(card, times, &name, || {
             card.products.multiply(card.stream, &product, activations.act, out.at(0), TOKENS)

@@ -90,6 +90,8 @@ impl TowerKernels {
 pub(crate) struct Tower {
     pub(crate) info: TowerInfo,
     work: Option<Work>,
+    /// Of the latest picture, on the card: the next one is often as large.
+    plan: Option<Arc<PicturePlan>>,
     picture: PictureMemory,
     slice: SliceMemory,
     weights: TowerWeights,
@@ -102,7 +104,7 @@ pub(crate) struct Tower {
 
 /// A picture on its way.
 struct Work {
-    plan: PicturePlan,
+    plan: Arc<PicturePlan>,
     stage: Stage,
     /// Patches, or tokens, that this stage is past.
     at: usize,
@@ -141,6 +143,7 @@ impl Tower {
         let mut tower = Self {
             info: TowerInfo::new(ROUTE, &projector, rule),
             work: None,
+            plan: None,
             picture: PictureMemory::new(context)?,
             slice,
             weights,
@@ -162,9 +165,7 @@ impl Tower {
         self.work = None;
         image.validate(&self.projector)?;
         let plan = self.plan(image).map_err(|e| e.into_exec(device))?;
-        let uploaded =
-            self.picture.rgb.write(0, &image.rgb).and_then(|()| self.picture.plan.write(0, &plan.data));
-        uploaded.map_err(|e| e.into_exec(device))?;
+        self.picture.rgb.write(0, &image.rgb).map_err(|e| e.into_exec(device))?;
         self.work = Some(Work { plan, stage: Stage::Embed, at: 0 });
         Ok(())
     }
@@ -173,11 +174,15 @@ impl Tower {
         self.work = None;
     }
 
-    /// A picture's plan, and room for it.
-    fn plan(&mut self, image: &TowerImage) -> Result<PicturePlan, CudaError> {
+    /// A picture's plan on the card, and room for it.
+    fn plan(&mut self, image: &TowerImage) -> Result<Arc<PicturePlan>, CudaError> {
         let c = &self.projector.config;
         let grid =
             image.validate(&self.projector).map_err(|error| CudaError::Unsupported(error.to_string()))?;
+        if let Some(plan) = self.plan.as_ref().filter(|plan| plan.grid == grid) {
+            return Ok(Arc::clone(plan));
+        }
+        self.plan = None;
         let plan = PicturePlan::new(c, self.rule, image, grid, 16 * self.kernels.attend.1.warps as usize);
         let size = PictureSize {
             patches: grid.count(),
@@ -187,7 +192,8 @@ impl Tower {
             plan: plan.data.len(),
         };
         self.picture.reserve(&self.context, &self.projector, size)?;
-        Ok(plan)
+        self.picture.plan.write(0, &plan.data)?;
+        Ok(Arc::clone(self.plan.insert(Arc::new(plan))))
     }
 
     /// Slices until `time` is over; see [`muser_backend::TowerExecutor::encode_image`].
