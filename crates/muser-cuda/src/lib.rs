@@ -14,6 +14,7 @@ mod driver;
 mod error;
 mod executor;
 mod forward;
+mod fused;
 pub mod kernels;
 mod matrix;
 pub mod nvrtc;

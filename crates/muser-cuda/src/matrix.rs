@@ -11,6 +11,7 @@ use muser_gguf::GgmlType;
 use crate::CudaError;
 use crate::driver::{Buffer, Context, Function, Launch, Stream};
 use crate::executor::Prefill;
+use crate::fused::{FUSED_SHAPES, FusedShape};
 use crate::kernels::{Act, AnyArgs, FewArgs, FloatArgs, FusedArgs, ManyArgs, SplitArgs, Tuning, WideArgs};
 
 /// Most rows that the few-row kernel takes in one launch.
@@ -239,41 +240,6 @@ enum Path {
     Fused,
     /// A kernel of many rows, or those of [`WideKernels`].
     Many,
-}
-
-/// A form of the fused kernel.
-#[derive(Clone, Copy)]
-struct FusedShape {
-    /// Rows (tokens) of a CTA.
-    tokens: u32,
-    /// Warpgroups of a CTA, each with 64 output rows.
-    groups: u32,
-}
-
-/// By ascending number of rows (`FUSED_ALL` in `matmul_fused.cu`).
-const FUSED_SHAPES: [FusedShape; 3] = [
-    FusedShape { tokens: 32, groups: 4 },
-    FusedShape { tokens: 64, groups: 3 },
-    FusedShape { tokens: 128, groups: 2 },
-];
-/// Most slots of its ring.
-const FUSED_SLOTS: u32 = 6;
-
-impl FusedShape {
-    /// The one for so many rows, and its place.
-    fn of(n: usize) -> (usize, Self) {
-        let fits = FUSED_SHAPES.iter().position(|shape| n <= shape.tokens as usize);
-        let place = fits.unwrap_or(FUSED_SHAPES.len() - 1);
-        (place, FUSED_SHAPES[place])
-    }
-
-    /// Shared memory: a ring of super-blocks, as many as fit; two barriers and what the producer says of a slot.
-    fn shared_bytes(self, tile: Tile, limit: u32) -> u32 {
-        let sums = if tile == Tile::Q6K { 0 } else { 32 };
-        let slot = self.tokens * (256 + sums + 4) + self.groups * 4 * tile.bytes() as u32;
-        let slot = slot.next_multiple_of(1024);
-        ((limit - 1152) / slot).min(FUSED_SLOTS) * (slot + 32)
-    }
 }
 
 /// Many-row kernels of Hopper, and memory for the digits of one matrix; there is none for Q8_0.
