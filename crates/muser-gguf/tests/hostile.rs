@@ -305,6 +305,16 @@ fn tensor_places() {
         two("b", [32, 0]).bytes(),
         "tensors b (bytes 96 to 160) and a (from byte 128) overlap",
     );
+    // The last values of 36 bytes lie in what padding to 32 would be.
+    let uneven = |second: u64| {
+        Raw::header(2, 0).tensor("a", &[9], 0, 0).tensor("b", &[8], 0, second).pad(32).zeros(128).bytes()
+    };
+    GgufFile::from_bytes(uneven(64)).expect("behind the padding");
+    check_refused(
+        "places that overlap by less than the alignment",
+        uneven(32),
+        "tensors a (bytes 96 to 132) and b (from byte 128) overlap",
+    );
     check_refused(
         "an offset off the alignment",
         two("b", [0, 65]).bytes(),

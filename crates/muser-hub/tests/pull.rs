@@ -325,6 +325,9 @@ fn wrong_ranges_lead_to_a_fresh_start() {
     let data = content(60_000, 5);
     for wrong in [
         "bytes 5-59999/60000",
+        "bytes 9999-59999/60000",
+        "bytes 9999-59998/60000",
+        "bytes 10001-59999/60000",
         "bytes 10000-59999/70000",
         "bytes 10000-70000/60000",
         "bytes */60000",
@@ -336,7 +339,17 @@ fn wrong_ranges_lead_to_a_fresh_start() {
             move |request, n| match (n, request.from()) {
                 (0, _) => Reply::full(&data).header("ETag", "\"e\"").cut(10_000),
                 (_, Some(from)) => {
-                    Reply::range(&data, from).header("ETag", "\"e\"").header("Content-Range", &wrong)
+                    // As long as the header says, where it says something that can be.
+                    let range = match wrong.as_str() {
+                        "bytes 9999-59999/60000" => 9_999..60_000,
+                        // Of the length that is missing: only its beginning gives it away.
+                        "bytes 9999-59998/60000" => 9_999..59_999,
+                        "bytes 10001-59999/60000" => 10_001..60_000,
+                        _ => from..60_000,
+                    };
+                    let mut reply = Reply::full(&data[range]);
+                    reply.status = "206 Partial Content";
+                    reply.header("ETag", "\"e\"").header("Content-Range", &wrong)
                 }
                 _ => Reply::full(&data),
             }
@@ -368,6 +381,39 @@ fn right_range_headers_over_wrong_bytes_are_caught_by_the_hash() {
     client.pull(&server.url("/m.gguf"), Some(hash(&data))).unwrap();
     client.check_done("m.gguf", &data);
     assert_eq!(server.requests().len(), 3);
+}
+
+#[test]
+fn wrong_bytes_behind_an_earlier_pull_are_caught_by_the_hash() {
+    let data = content(3_000_000, 16);
+    for retries in [0, 3] {
+        let server = Server::start({
+            let data = data.clone();
+            move |request, _| match request.from() {
+                Some(from) => {
+                    let mut reply = Reply::range(&data, from).header("ETag", "\"e\"");
+                    reply.body[0] ^= 1;
+                    reply
+                }
+                None => Reply::full(&data).header("ETag", "\"e\""),
+            }
+        });
+        let mut client = Client::new();
+        client.options.max_failures = retries;
+        let stop = |progress: &Progress| {
+            if progress.bytes > 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let url = server.url("/m.gguf");
+        let stopped = client.pull_watched(&url, Some(hash(&data)), &mut { stop });
+        assert!(matches!(stopped, Err(HubError::Cancelled { bytes: 1.. })), "{stopped:?}");
+        // Another process goes on, and the server goes on with something else: never a file with these bytes.
+        match client.pull(&url, Some(hash(&data))) {
+            Ok(_) => client.check_done("m.gguf", &data),
+            Err(HubError::WrongHash { .. }) => client.check_absent("m.gguf"),
+            Err(other) => panic!("{other}"),
+        }
+        assert!(server.requests().iter().any(|request| request.from().is_some()), "it did go on");
+    }
 }
 
 #[test]

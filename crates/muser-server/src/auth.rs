@@ -147,6 +147,15 @@ mod tests {
     }
 
     #[test]
+    fn every_byte_of_a_digest_counts() {
+        for (byte, bit) in (0..32).flat_map(|byte| [(byte, 1), (byte, 0x80)]) {
+            let mut keys = Keys::from_lines("alpha\n");
+            keys.digests[0][byte] ^= bit;
+            assert!(!keys.accept(b"alpha"), "byte {byte}, bit {bit}");
+        }
+    }
+
+    #[test]
     fn a_byte_order_mark_is_not_part_of_a_key() {
         assert!(Keys::from_lines("\u{feff}alpha\r\nbeta\r\n").accept(b"alpha"));
         assert!(Keys::from_lines("\u{feff}# only a comment\n").is_empty());

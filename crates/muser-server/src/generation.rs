@@ -600,6 +600,11 @@ pub(crate) fn scale_to_unit(vector: &mut [f32]) {
     }
 }
 
+/// When a place may be free: a guess, some seconds for each round of the slots before this request's turn.
+fn seconds_of_queue(waiting: usize, slots: usize) -> u32 {
+    (1 + 2 * (waiting / slots.max(1))).min(60) as u32
+}
+
 /// The engine's refusal as an answer.
 fn refused(loaded: &Loaded, refusal: &SubmitError, prompt_tokens: usize) -> ApiError {
     match refusal {
@@ -617,8 +622,7 @@ fn refused(loaded: &Loaded, refusal: &SubmitError, prompt_tokens: usize) -> ApiE
         }
         SubmitError::QueueFull { waiting, .. } => {
             let slots = loaded.backend.slots().max(1);
-            // A guess: some seconds for each round of the slots before this request's turn.
-            ApiError::queue_full((1 + 2 * (waiting / slots)).min(60) as u32)
+            ApiError::queue_full(seconds_of_queue(*waiting, slots))
         }
         SubmitError::Invalid { field, expected, found } => {
             ApiError::field(*field, format!("'{field}' is {found}, expected {expected}"))
@@ -652,5 +656,28 @@ fn failed(error: &RequestError, narrowed_by: &str) -> ApiError {
             format!("What '{narrowed_by}' asks for cannot be gone on with here: {reason}"),
         ),
         other => ApiError::internal(other.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_finds_the_queue_full_comes_back_after_its_rounds() {
+        let cases = [
+            (0, 2, 1),
+            (1, 2, 1),
+            (2, 2, 3),
+            (6, 2, 7),
+            (6, 4, 3),
+            (58, 2, 59),
+            (60, 2, 60),
+            (1 << 40, 1, 60),
+            (6, 0, 13),
+        ];
+        for (waiting, slots, expected) in cases {
+            assert_eq!(seconds_of_queue(waiting, slots), expected, "{waiting} waiting for {slots} slots");
+        }
     }
 }

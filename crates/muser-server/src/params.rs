@@ -320,12 +320,22 @@ mod tests {
         check(json!("a"), &["a"]);
         check(json!(["a", "", "b"]), &["a", "b"]);
         check(json!(null), &[]);
-        let long = json!({"stop": ["a", "b".repeat(MAX_STOP_BYTES + 1)]});
-        assert!(stops(Body(long.as_object().expect("object")), "stop").is_err());
+        let read = |value: Value| {
+            let body = json!({"stop": value});
+            stops(Body(body.as_object().expect("object")), "stop").map_err(|fault| fault.param)
+        };
+        let refused = Err(Some("stop".into()));
+        assert_eq!(read(json!(["a", "b".repeat(MAX_STOP_BYTES)])).map(|stops| stops.len()), Ok(2));
+        assert_eq!(read(json!(["a", "b".repeat(MAX_STOP_BYTES + 1)])), refused);
+        let many = |n| (0..n).map(|i| i.to_string()).collect::<Vec<_>>();
+        assert_eq!(read(json!(many(MAX_STOPS))), Ok(many(64)));
+        assert_eq!(read(json!(many(MAX_STOPS + 1))), refused);
     }
 
     #[test]
     fn a_drawn_seed_survives_double_precision() {
-        assert_eq!(drawn_seed(u64::MAX) as f64 as u64, drawn_seed(u64::MAX));
+        // Above 2^53 a double knows even numbers only.
+        assert!(drawn_seed(u64::MAX) < 1 << 53 && drawn_seed(u64::MAX) > 1 << 51);
+        assert_ne!(drawn_seed(1 << 13), drawn_seed(1 << 12));
     }
 }

@@ -2,7 +2,7 @@
 
 mod support;
 
-use muser_server::ServerConfig;
+use muser_server::{Limits, ServerConfig};
 use serde_json::{Value, json};
 use support::{Running, Script, Scripted, get, post};
 
@@ -448,5 +448,24 @@ async fn sixty_tools_of_two_kilobytes() {
     assert!(body.to_string().len() > 100_000);
     let answer = post(server.address, CHAT, &body).await;
     assert_eq!(answer.status, 200, "{}", answer.text());
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn the_servers_own_limit_is_for_whoever_sets_none() {
+    let said = " to=user<|message|>one two three four five six seven eight nine ten<|eot|>";
+    let engine = Scripted::new(move |_| Script::saying(said));
+    let limits = Limits { default_output_tokens: Some(5), ..Limits::default() };
+    let server = Running::scripted(ServerConfig { limits, ..ServerConfig::default() }, engine.clone()).await;
+    for (asked, limit) in [(None, 5), (Some(4), 4), (Some(6), 6)] {
+        let mut body = hello();
+        if let Some(asked) = asked {
+            body["max_tokens"] = asked.into();
+        }
+        let answer = post(server.address, CHAT, &body).await.json();
+        assert_eq!(engine.last().max_tokens, Some(limit), "{asked:?}");
+        assert_eq!(answer["choices"][0]["finish_reason"], "length", "{asked:?}");
+        assert_eq!(answer["usage"]["completion_tokens"], limit, "{asked:?}");
+    }
     server.stop().await;
 }

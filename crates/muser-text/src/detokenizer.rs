@@ -191,4 +191,19 @@ mod tests {
             prop_assert_eq!(out, String::from_utf8_lossy(&bytes));
         }
     }
+
+    #[test]
+    fn a_half_character_is_forgotten_where_it_was_replaced() {
+        for half in [&b"\xF0\x9F"[..], b"\xF0", b"\xE7\x95", b"\xC3"] {
+            let (mut joiner, mut out) = (Utf8Joiner::default(), String::new());
+            joiner.push(half, &mut out);
+            assert_eq!(out, "");
+            // A marker comes: what could have become a character cannot any more.
+            joiner.flush(&mut out);
+            joiner.flush(&mut out);
+            joiner.push(b"x", &mut out);
+            joiner.flush(&mut out);
+            assert_eq!(out, "\u{FFFD}x", "{half:?}");
+        }
+    }
 }

@@ -14,6 +14,7 @@ pub fn check_all(make: &Make<'_>) {
     deleting_leaves_open_readers_alone(make);
     listings_are_exact(make);
     quarantined_objects_are_out_of_use(make);
+    the_budget_is_exact(make);
     the_budget_holds(make, 16);
     the_catalog_keeps_what_was_appended(make);
     activity_and_quiet_exclude_each_other(make);
@@ -98,6 +99,23 @@ pub fn quarantined_objects_are_out_of_use(make: &Make<'_>) {
     let aside = open(&*store, &two).is_none() && store.usage().expect("usage").held_bytes > 0;
     let emptied = store.empty_quarantine().expect("empty");
     assert_eq!(emptied, if aside { (1, 3) } else { (0, 0) });
+}
+
+/// An object of exactly the budget is taken, one byte more is not, and what is left over is exactly that.
+pub fn the_budget_is_exact(make: &Make<'_>) {
+    let store = make(Some(1000));
+    if store.usage().expect("usage").budget_bytes.is_none() {
+        return;
+    }
+    let full = |number, bytes| {
+        let bytes: Vec<u8> = vec![1; bytes];
+        matches!(put(&*store, &name(Area::Segments, number), &[&bytes]), Err(PackError::Full { .. }))
+    };
+    assert!(full(1, 1001), "more than the budget");
+    assert!(!full(2, 600) && full(3, 401), "one byte more than is left");
+    assert!(!full(4, 400), "exactly what is left");
+    assert!(full(5, 1));
+    assert_eq!(store.usage().expect("usage").held_bytes, 1000);
 }
 
 /// Many writers at once never hold more than the budget, and get as much of it as fits.

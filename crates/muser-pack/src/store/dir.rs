@@ -26,6 +26,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::{Activity, CatalogStamp, CatalogStore, Listed, LockedCatalog, PackStore, Put, ReadAt, Usage};
 use crate::kill_point::reached;
 use crate::name::{hex, parse_hex};
+use crate::store::durable::{Act, note};
 use crate::{Area, ObjectName, PackError, Refusal};
 
 /// Most refused objects that are kept to be looked at.
@@ -164,11 +165,12 @@ impl DirStore {
         let write = |part: &&[u8]| {
             let written = file.write_all(part);
             reached("a part written");
+            note(Act::Wrote, path);
             written
         };
         let written = parts.iter().try_for_each(write).map_err(failed("write")).and_then(|()| {
             reached("object written");
-            file.sync_data().map_err(failed("sync"))
+            sync(&file, path).map_err(failed("sync"))
         });
         reached("object synced");
         if written.is_err() {
@@ -205,6 +207,7 @@ impl PackStore for DirStore {
         let folder = path.parent().unwrap_or(&self.dir);
         if !folder.exists() {
             create_private_dir(folder)?;
+            note(Act::Named, folder);
             self.unsynced(folder.parent().unwrap_or(&self.dir));
         }
         let number = self.next_partial.fetch_add(1, Ordering::Relaxed);
@@ -217,6 +220,7 @@ impl PackStore for DirStore {
             self.write_partial(&partial, parts, bytes).and_then(|()| match fs::hard_link(&partial, &path) {
                 Ok(()) => {
                     reached("object linked");
+                    note(Act::Named, &path);
                     Ok(Put::Stored)
                 }
                 Err(error) => {
@@ -486,7 +490,8 @@ impl LockedCatalog for LockedFile<'_> {
         let before = self.file.seek(SeekFrom::End(0)).map_err(self.failed("extend"))?;
         let written = self.file.write_all(record).and_then(|()| {
             reached("catalog record written");
-            self.file.sync_data()
+            note(Act::Catalogued, &self.path);
+            sync(&self.file, &self.path)
         });
         reached("catalog record synced");
         written.map_err(|error| {
@@ -501,10 +506,15 @@ impl LockedCatalog for LockedFile<'_> {
         let mut options = private();
         let file = options.read(true).write(true).create(true).truncate(true).open(&partial);
         let mut file = file.map_err(self.failed("create"))?;
-        file.write_all(records).and_then(|()| file.sync_data()).map_err(self.failed("write"))?;
+        let written = file.write_all(records).and_then(|()| {
+            note(Act::Wrote, &partial);
+            sync(&file, &partial)
+        });
+        written.map_err(self.failed("write"))?;
         reached("new catalog written");
         fs::rename(&partial, &self.path).map_err(self.failed("replace"))?;
         reached("catalog replaced");
+        note(Act::Named, &self.path);
         self.file = file;
         sync_dir(&self.store.dir)
     }
@@ -559,12 +569,20 @@ pub(crate) fn create_private_dir(path: &Path) -> Result<(), PackError> {
     builder.recursive(true).create(path).map_err(|error| PackError::io("create", path, error))
 }
 
+/// What was written is on the disk.
+fn sync(file: &File, path: &Path) -> io::Result<()> {
+    file.sync_data()?;
+    note(Act::Synced, path);
+    Ok(())
+}
+
 pub(crate) fn sync_dir(path: &Path) -> Result<(), PackError> {
     // Folders cannot be synced (nor need to be) elsewhere.
     if cfg!(unix) {
         let synced = File::open(path).and_then(|dir| dir.sync_all());
         synced.map_err(|error| PackError::io("sync", path, error))?;
     }
+    note(Act::FolderSynced, path);
     Ok(())
 }
 

@@ -6,6 +6,7 @@
 
 pub mod conformance;
 mod dir;
+pub(crate) mod durable;
 mod memory;
 #[cfg(feature = "object-store")]
 mod object;

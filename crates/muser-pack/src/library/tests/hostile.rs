@@ -399,3 +399,22 @@ fn limits_hold_at_the_limit_and_not_beyond() {
     assert_eq!(crate::object::chunk_bytes(272, 256 << 10), 3 * 69_632);
     assert_eq!(crate::object::chunk_bytes(512, 256 << 10), 256 << 10);
 }
+
+#[test]
+fn a_record_that_was_removed_and_written_anew_does_not_come_back() {
+    let (store, keys) = (MemoryStore::new(), keys());
+    let library = library(&store, &keys);
+    library.put_record("session", "a", b"the old one").expect("written");
+    let name = store.list(Area::Records).expect("listed")[0].name;
+    let old = store.bytes(&name).expect("there");
+    library.remove_record("session", "a").expect("removed");
+    let revision = library.put_record("session", "a", b"the new one").expect("written");
+    // The same place in the store, the same revision, authentic bytes: only the catalog knows which of the two counts.
+    let new = store.bytes(&name).expect("the same name");
+    assert_eq!(library.record("session", "a").expect("read"), Some((b"the new one".to_vec(), revision)));
+    store.tamper(&name, old);
+    let refused = library.record("session", "a").expect_err("the old one is put back");
+    assert_eq!(refused.counter_name(), "replayed");
+    store.tamper(&name, new);
+    assert_eq!(library.record("session", "a").expect("read"), Some((b"the new one".to_vec(), revision)));
+}

@@ -10,6 +10,8 @@ mod hostile;
 mod keys;
 #[cfg(unix)]
 mod kills;
+#[cfg(unix)]
+mod power_cuts;
 mod upkeep;
 
 use std::time::{Duration, Instant};
