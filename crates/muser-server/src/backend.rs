@@ -84,6 +84,18 @@ pub struct Snapshot {
     pub restores: HistogramSnapshot,
     /// Blocks copied out for packs.
     pub exports: HistogramSnapshot,
+    /// Pictures whose rows were made, the rows, and the time that took.
+    pub images_encoded: u64,
+    /// See above.
+    pub image_rows_encoded: u64,
+    /// See above.
+    pub tower_time: std::time::Duration,
+    /// Pictures whose rows were still there.
+    pub image_cache_hits: u64,
+    /// Pictures whose rows could not be made.
+    pub image_errors: u64,
+    /// Bytes of rows that are kept.
+    pub image_cache_bytes: u64,
     /// Requests that were set aside and run again.
     pub preemptions: u64,
     /// Drafts verified.

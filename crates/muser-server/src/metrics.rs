@@ -80,6 +80,12 @@ pub struct Metrics {
     draft_rounds: Totals,
     restores: Totals,
     exports: Totals,
+    images_encoded: Counter,
+    image_rows_encoded: Counter,
+    image_cache_hits: Counter,
+    image_errors: Counter,
+    image_cache_bytes: Gauge,
+    tower_seconds: Counter<f64, std::sync::atomic::AtomicU64>,
     preemptions: Counter,
     drafts: Counter,
     drafted: Counter,
@@ -236,6 +242,33 @@ impl Metrics {
                 "KV blocks copied out for packs, between two steps",
                 Totals::default(),
             ),
+            images_encoded: counter(
+                &mut all,
+                "muser:images_encoded",
+                "Images that the vision tower worked on",
+            ),
+            image_rows_encoded: counter(
+                &mut all,
+                "muser:image_rows_encoded",
+                "Rows of images that the vision tower made",
+            ),
+            image_cache_hits: counter(
+                &mut all,
+                "muser:image_cache_hits",
+                "Images whose rows were still kept when they were wanted",
+            ),
+            image_errors: counter(&mut all, "muser:image_errors", "Images that the vision tower failed on"),
+            image_cache_bytes: gauge(
+                &mut all,
+                "muser:image_cache_bytes",
+                "Bytes of rows of images that are kept",
+            ),
+            tower_seconds: register(
+                &mut all,
+                "muser:tower_seconds",
+                "Time that the vision tower worked",
+                Counter::default(),
+            ),
             preemptions: counter(&mut all, "vllm:num_preemptions", "Requests set aside for want of cache"),
             drafts: counter(&mut all, "vllm:spec_decode_num_drafts", "Drafts verified"),
             accepted_by_place: register(
@@ -284,6 +317,8 @@ impl Metrics {
         self.packs.set(now.packs as i64);
         self.pack_bytes.set(now.pack_bytes as i64);
         self.host_bytes.set(now.host_bytes as i64);
+        self.image_cache_bytes.set(now.image_cache_bytes as i64);
+        self.tower_seconds.inner().store(now.tower_time.as_secs_f64().to_bits(), Ordering::Relaxed);
         self.steps.set(&now.steps);
         self.draft_rounds.set(&now.draft_rounds);
         self.restores.set(&now.restores);
@@ -301,6 +336,10 @@ impl Metrics {
             (&self.prefix_hits, now.prefix_hits),
             (&self.external_queries, now.external_queries),
             (&self.external_hits, now.external_hits),
+            (&self.images_encoded, now.images_encoded),
+            (&self.image_rows_encoded, now.image_rows_encoded),
+            (&self.image_cache_hits, now.image_cache_hits),
+            (&self.image_errors, now.image_errors),
             (&self.preemptions, now.preemptions),
             (&self.host_blocks_restored, now.host_blocks_restored),
             (&self.drafts, now.drafts),
@@ -401,6 +440,8 @@ mod tests {
             drafted: 9,
             drafted_accepted_by_place: vec![3, 1],
             host_bytes: 77,
+            image_rows_encoded: 50,
+            tower_time: Duration::from_millis(1500),
             ..Snapshot::default()
         };
         let mut now = now;
@@ -422,6 +463,8 @@ mod tests {
             "vllm:kv_cache_usage_perc{model_name=\"tiny \\\"quoted\\\"\"} 0.25",
             "vllm:spec_decode_num_draft_tokens_total{model_name=\"tiny \\\"quoted\\\"\"} 9",
             "muser:kv_host_bytes{model_name=\"tiny \\\"quoted\\\"\"} 77",
+            "muser:image_rows_encoded_total{model_name=\"tiny \\\"quoted\\\"\"} 50",
+            "muser:tower_seconds_total{model_name=\"tiny \\\"quoted\\\"\"} 1.5",
             "muser:step_seconds_sum{model_name=\"tiny \\\"quoted\\\"\"} 200.5",
             "muser:step_seconds_count{model_name=\"tiny \\\"quoted\\\"\"} 3",
             "muser:step_seconds_bucket{model_name=\"tiny \\\"quoted\\\"\",le=\"0.0025\"} 0",

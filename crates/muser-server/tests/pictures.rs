@@ -240,3 +240,114 @@ async fn without_a_projector_text_is_served_and_the_file_at_fault_is_named() {
     whole(post(server.address, "/v1/messages", &body).await);
     server.stop().await;
 }
+
+/// Every kind of file that preprocessing is tested with, and every beginning of a small one: answered, or a 400 that says why. (V1, V3,
+/// V5: transparent, turned by EXIF, of one pixel, 16 bits, grey, CMYK, palettes with alpha.)
+#[tokio::test]
+async fn whatever_comes_as_a_picture_is_answered_or_a_400() {
+    let (server, engine) = server().await;
+    let folder = model_path().with_file_name("../crates/muser-image/tests/golden");
+    let send = async |bytes: &[u8]| {
+        let url = format!("data:image/png;base64,{}", STANDARD.encode(bytes));
+        let image = json!({"type": "image_url", "image_url": {"url": url, "detail": "low"}});
+        let mut body = ask(json!([image, {"type": "text", "text": "?"}]));
+        body["max_tokens"] = json!(1);
+        post(server.address, CHAT, &body).await
+    };
+    let mut files: Vec<_> = ["", "decode"]
+        .iter()
+        .flat_map(|name| std::fs::read_dir(folder.join(name)).expect("a folder"))
+        .map(|entry| entry.expect("it is there").path())
+        .filter(|path| {
+            path.extension().is_some_and(|e| e != "tsv" && e != "bin" && e != "py") && path.is_file()
+        })
+        .collect();
+    files.sort();
+    assert!(files.len() > 60, "{} files", files.len());
+    // Of the plain sizes every third will do: each is read by the tests of preprocessing.
+    let is_plain = |path: &std::path::Path| path.parent().is_some_and(|folder| !folder.ends_with("decode"));
+    let plain = files.iter().filter(|path| is_plain(path)).step_by(3);
+    for path in plain.chain(files.iter().filter(|path| !is_plain(path))) {
+        let bytes = std::fs::read(path).expect("read");
+        if bytes.len() < 60_000 {
+            let answer = send(&bytes).await;
+            assert_eq!(answer.status, 200, "{}: {}", path.display(), answer.text());
+        }
+    }
+    for (width, height) in [(1, 1), (4000, 1), (1, 4000)] {
+        let answer = send(&flat_png(width, height, [9, 99, 199])).await;
+        assert_eq!(answer.status, 200, "{width}x{height}: {}", answer.text());
+    }
+    let small = std::fs::read(folder.join("03.png")).expect("read");
+    for end in (0..small.len()).step_by(7) {
+        let answer = send(&small[..end]).await;
+        assert!(matches!(answer.status, 200 | 400), "{end} bytes: {} {}", answer.status, answer.text());
+    }
+    let now = engine.metrics();
+    assert_eq!((now.requests_failed, now.image_errors, now.step_panics), (0, 0, 0));
+    let answer = get(server.address, "/metrics").await;
+    let metrics = answer.text();
+    for name in
+        ["images_encoded_total", "image_rows_encoded_total", "image_cache_bytes", "tower_seconds_total"]
+    {
+        let line = metrics.lines().find(|line| line.starts_with(&format!("muser:{name}{{")));
+        let value = line.and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+        assert!(value.is_some_and(|value| value > 0.0), "{name}: {line:?}");
+    }
+    server.stop().await;
+}
+
+/// K7: many pictures, and the rows that are kept stay within their budget.
+#[tokio::test]
+async fn a_hundred_pictures_stay_within_the_budget_of_rows() {
+    // Rows of two tokens take 4 KB.
+    let budget = 64 << 10;
+    let (engine, facts) = spawn_seeing(EngineConfig {
+        image_cache_bytes: budget,
+        kv_bytes: Some(16 << 20),
+        context: Some(2048),
+        ..EngineConfig::default()
+    });
+    let server = serve_with(ServerConfig::default(), &engine, &facts).await;
+    for number in 0..100u8 {
+        let png = flat_png(56, 28, [number, 255 - number, number / 2]);
+        let url = format!("data:image/png;base64,{}", STANDARD.encode(png));
+        let mut body =
+            ask(json!([{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "?"}]));
+        body["max_tokens"] = json!(1);
+        whole(post(server.address, CHAT, &body).await);
+        let now = engine.metrics();
+        assert_eq!(now.images_encoded, u64::from(number) + 1, "no two share their rows");
+        assert!(now.image_cache_bytes <= budget as u64 && now.kv_bytes_total <= 16 << 20);
+    }
+    assert!(engine.metrics().image_cache_bytes > 32 << 10, "what fits is kept");
+    server.stop().await;
+}
+
+/// A PNG of one colour, without compression.
+fn flat_png(width: u32, height: u32, colour: [u8; 3]) -> Vec<u8> {
+    let rows: Vec<u8> =
+        (0..height).flat_map(|_| std::iter::once(0).chain(colour.repeat(width as usize))).collect();
+    let (mut a, mut b) = (1u32, 0u32);
+    for byte in &rows {
+        a = (a + u32::from(*byte)) % 65_521;
+        b = (b + a) % 65_521;
+    }
+    // One stored block.
+    let len = u16::try_from(rows.len()).expect("a small picture");
+    let data =
+        [&[0x78, 1, 1][..], &len.to_le_bytes(), &(!len).to_le_bytes(), &rows, &(b << 16 | a).to_be_bytes()];
+    let header = [&width.to_be_bytes()[..], &height.to_be_bytes(), &[8, 2, 0, 0, 0]].concat();
+    let mut png = b"\x89PNG\r\n\x1a\n".to_vec();
+    for (kind, data) in [(b"IHDR", header), (b"IDAT", data.concat()), (b"IEND", Vec::new())] {
+        png.extend((data.len() as u32).to_be_bytes());
+        let body = [&kind[..], &data].concat();
+        let crc = body.iter().fold(!0u32, |crc, byte| {
+            (0..8)
+                .fold(crc ^ u32::from(*byte), |crc, _| crc >> 1 ^ (0xEDB8_8320 & 0u32.wrapping_sub(crc & 1)))
+        });
+        png.extend(body);
+        png.extend((!crc).to_be_bytes());
+    }
+    png
+}
