@@ -138,6 +138,26 @@ const PANELS: &[Panel] = &[
             Rate("muser:context_shifts", "contexts shifted"),
         ],
     },
+    Panel {
+        title: "Images a second: through the tower, rows still kept, failed",
+        unit: "short",
+        asks: &[
+            Rate("muser:images_encoded", "through the tower"),
+            Rate("muser:image_cache_hits", "rows still kept"),
+            Rate("muser:image_errors", "failed"),
+        ],
+    },
+    Panel {
+        title: "Rows of images a second",
+        unit: "short",
+        asks: &[Rate("muser:image_rows_encoded", "rows")],
+    },
+    Panel {
+        title: "Share of the time that the tower works",
+        unit: "percentunit",
+        asks: &[Rate("muser:tower_seconds", "tower")],
+    },
+    Panel { title: "Rows of images that are kept", unit: "bytes", asks: &[Now("muser:image_cache_bytes")] },
     Panel { title: "Restoring a prefix from packs", unit: "s", asks: &[Times("muser:pack_restore_seconds")] },
     Panel {
         title: "Copying blocks out for packs, between two steps",

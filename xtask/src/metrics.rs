@@ -53,7 +53,7 @@ fn parse(source: &str) -> Result<Vec<Metric>> {
         let kind = match function {
             "counter" => Kind::Counter,
             "gauge" => Kind::Gauge,
-            "register" if value.starts_with("Family::") => Kind::Counter,
+            "register" if value.starts_with("Family::") || value.starts_with("Counter::") => Kind::Counter,
             "register" if value.starts_with("FloatGauge::") => Kind::Gauge,
             "register" if ["long()", "short()", "Totals::"].iter().any(|of| value.starts_with(of)) => {
                 Kind::Histogram

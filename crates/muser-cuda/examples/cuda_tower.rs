@@ -207,7 +207,7 @@ fn speed(projector: &Projector, model: Option<&str>) -> Outcome {
     }
     let mut report = json!({
         "tokens": image.tokens(), "attach_seconds": attach_seconds, "ms_896x896": median(&mut whole), "all_ms": whole,
-        "ms_of_parts_in_slices_of_1024": parts(&mut executor, c, &image)?,
+        "ms_of_parts_in_short_slices": parts(&mut executor, c, &image)?,
     });
     for (name, rows, cols) in [("ms_224x224", 8, 8), ("ms_1092x1932", 39, 69), ("ms_1792x1792", 64, 64)] {
         let image = picture(rows, cols, c.unit());
@@ -233,8 +233,9 @@ fn parts(executor: &mut CudaExecutor, c: &VisionConfig, image: &TowerImage) -> O
     let patches = image.tokens() * c.merge * c.merge;
     let mut stage = Some(TowerStage::Embed);
     while let Some(now) = stage {
-        let total = if now == TowerStage::Adapt { image.tokens() } else { patches };
-        for _ in 0..total.div_ceil(1024) {
+        let slices =
+            if now == TowerStage::Adapt { image.tokens().div_ceil(128) } else { patches.div_ceil(1024) };
+        for _ in 0..slices {
             let start = Instant::now();
             executor.encode_image(Duration::ZERO, &mut rows)?;
             let name = match now {

@@ -3,6 +3,8 @@
 //! A [`Product`] is all that reads one activation buffer at one place of the model (q, k, gate and v; or gate and up): its
 //! outputs lie side by side in one row. Matrices whose tiles agree are stored as one part.
 
+mod float;
+
 use std::sync::Arc;
 
 use muser_backend::arith::{MatrixRole, Segments};
@@ -12,7 +14,7 @@ use crate::CudaError;
 use crate::driver::{Buffer, Context, Function, Launch, Stream};
 use crate::executor::Prefill;
 use crate::fused::{FUSED_SHAPES, FusedShape};
-use crate::kernels::{Act, AnyArgs, FewArgs, FloatArgs, FusedArgs, ManyArgs, SplitArgs, Tuning, WideArgs};
+use crate::kernels::{Act, AnyArgs, FewArgs, FusedArgs, ManyArgs, SplitArgs, Tuning, WideArgs};
 
 /// Most rows that the few-row kernel takes in one launch.
 pub(crate) const FEW_ROWS: usize = 16;
@@ -24,8 +26,6 @@ const FEW_PASSES_ROWS: usize = 128;
 const FUSED_ROWS: usize = 1024;
 /// Most rows that a float matrix takes row by row.
 const ANY_ROWS: usize = 8;
-/// Rows and tokens of a CTA of the float kernel of many rows.
-const FLOAT_TILE: u32 = 32;
 /// Ring slots of a warp of the few-row kernel: at least, at most.
 const FEW_STAGES: [u32; 2] = [3, 6];
 /// Its warps: at least, at most.
@@ -469,41 +469,6 @@ impl ProductKernels {
         let grid = (padded_rows.div_ceil(rows_of_cta), (n as u32).div_ceil(tokens));
         // It waits for the whole kernel before, so that it may read through the first-level cache.
         stream.launch(&function, Launch { overlap: false, ..Launch::new(grid, 256) }, &args)
-    }
-
-    fn many_float(
-        &self,
-        stream: &Stream,
-        product: &Product,
-        part: &RawPart,
-        act: Act,
-        out: u64,
-        n: usize,
-    ) -> Result<(), CudaError> {
-        let padded_rows = part.rows.next_multiple_of(16);
-        let args = FloatArgs {
-            w: part.address,
-            x: act.f,
-            out,
-            row_bytes: part.row_bytes as u64,
-            rows: part.rows,
-            padded_rows,
-            k: product.k as u32,
-            out_segments: self.output_segments(product, n),
-            first_row: part.first_row,
-            out_rows: product.out_rows as u32,
-            n: n as u32,
-            scale: part.scale,
-            _padding: 0,
-        };
-        let grid = (padded_rows.div_ceil(FLOAT_TILE), (n as u32).div_ceil(FLOAT_TILE));
-        let [f32, f16, bf16] = &self.many_float;
-        let function = match part.ty {
-            GgmlType::F16 => f16,
-            GgmlType::BF16 => bf16,
-            _ => f32,
-        };
-        stream.launch(function, Launch::new(grid, 256), &args)
     }
 
     fn few(

@@ -109,6 +109,7 @@ fn together(engine: &EngineHandle, prompts: &[Prompt], cache: bool) -> Vec<Answe
     submissions.iter_mut().map(read).collect()
 }
 
+/// D11: drafts go on behind a picture, too.
 #[test]
 fn a_picture_is_the_same_alone_with_others_in_chunks_warm_drafted_and_with_more_threads() {
     let prompts = all_prompts();

@@ -224,6 +224,7 @@ async fn bad_pictures_are_a_400_with_their_place() {
     server.stop().await;
 }
 
+/// G17.
 #[tokio::test]
 async fn without_a_projector_text_is_served_and_the_file_at_fault_is_named() {
     let (engine, facts) = support::tiny::spawn(EngineConfig::default());

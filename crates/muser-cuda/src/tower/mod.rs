@@ -33,8 +33,9 @@ const SLICE: usize = 4096;
 const SHORT_SLICE: usize = 1024;
 /// Rows of a CTA of `tower_values`.
 const VALUE_ROWS: u32 = 32;
-/// Tokens of a slice of the adapter.
+/// Tokens of a slice of the adapter, likewise.
 const TOKENS: usize = 1024;
+const SHORT_TOKENS: usize = 128;
 /// From this much time on nobody waits: slices are long and follow each other unwatched.
 const LONG: Duration = Duration::from_millis(10);
 /// Slices that are launched before the clock is looked at.
@@ -206,12 +207,12 @@ impl Tower {
     ) -> Result<bool, ExecError> {
         let start = Instant::now();
         let layers = self.projector.layers.len();
-        let most = if time >= LONG { SLICE } else { SHORT_SLICE };
+        let (patches, tokens) = if time >= LONG { (SLICE, TOKENS) } else { (SHORT_SLICE, SHORT_TOKENS) };
         let unwatched = if time >= LONG { UNWATCHED } else { 1 };
         loop {
             for _ in 0..unwatched {
                 let Some(mut work) = self.work.take() else { return Err(no_image()) };
-                let most = if work.stage == Stage::Adapt { TOKENS } else { most };
+                let most = if work.stage == Stage::Adapt { tokens } else { patches };
                 let count = most.min(work.total() - work.at);
                 // An error ends the work: what was taken out is not put back.
                 self.launch(stream, &work, count).map_err(|e| e.into_exec(device))?;
