@@ -4,9 +4,13 @@
 //! can be had from a header alone. Decoding reads every weight once but the embedding table, of which it reads one row.
 //! The work of norms, rotation and activation functions (well under one per cent) is not counted in FLOPs.
 
+mod picture;
+
 use muser_gguf::{GgmlType, GgufFile};
 
 use crate::Geometry;
+
+pub use picture::PictureCost;
 
 /// Positions of one KV block; sequences take whole blocks. `muser-backend` does not compile unless `muser-kv` has the same.
 pub const KV_BLOCK: u64 = 256;

@@ -6,13 +6,15 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use anyhow::Context as _;
 use muser_backend::Executor;
 use muser_backend::arith::vision::PositionRule;
 use muser_gguf::GgufFile;
-use muser_model::{ModelError, Projector};
+use muser_model::{Geometry, ModelError, Projector};
 
 use crate::cli::{CompanionChoice, ProjectorArgs};
 use crate::model_file::{self, ModelSource, OpenFile};
+use crate::output::HintExt as _;
 
 /// What became of the search.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -44,6 +46,32 @@ pub fn attach(args: &ProjectorArgs, source: &ModelSource, executor: &mut dyn Exe
             ModelSource::File(path) => beside(path, rule, executor),
         },
     }
+}
+
+/// The projector that a model would be given, for whoever wants its figures.
+pub fn of_model(
+    choice: &CompanionChoice,
+    source: &ModelSource,
+    target: &Geometry,
+) -> anyhow::Result<Projector> {
+    let fits = |projector: Projector| projector.check_target(target).map(|()| projector);
+    let found = match (choice, source) {
+        (CompanionChoice::Off, _) => None,
+        (CompanionChoice::File(path), _) => {
+            let projector = Projector::load(path).and_then(fits);
+            return projector.with_context(|| path.display().to_string());
+        }
+        (CompanionChoice::Auto, ModelSource::Bundled) => {
+            model_file::bundled_projector().map(|open| open_projector(open).and_then(fits)).transpose()?
+        }
+        (CompanionChoice::Auto, ModelSource::File(path)) => {
+            let mut beside = model_file::beside(path, "mmproj").into_iter();
+            beside.find_map(|path| Projector::load(path).and_then(fits).ok())
+        }
+    };
+    found
+        .ok_or_else(|| anyhow::anyhow!("no projector lies beside {}", source.label()))
+        .hint("--mmproj PATH names one; `muser pull mmproj` brings the official one")
 }
 
 fn open_projector(open: OpenFile) -> Result<Projector, ModelError> {

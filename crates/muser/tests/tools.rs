@@ -95,6 +95,40 @@ fn a_synthetic_model_is_inspected_and_runs() {
 }
 
 #[test]
+fn a_synthetic_projector_lies_beside_its_model_and_an_image_has_a_price() {
+    let home = Home::new();
+    let path = |name: &str| home.path(name).display().to_string();
+    home.run(["synth", "--preset", "tiny", &path("see.gguf")]).success();
+    let cost = |more: &[&str]| {
+        let model = path("see.gguf");
+        let mut args = vec!["cost", &model, "--no-probe", "--json", "--image"];
+        args.extend(more);
+        home.run(args)
+    };
+    assert!(cost(&["896x896"]).failure(1).contains("no projector lies beside"));
+    home.run(["synth", "--preset", "tiny", "--projector", "--mix", "q8_0", &path("mmproj-see.gguf")])
+        .success();
+    let figure = |output: &str, key: &str| -> u64 {
+        let report: Value = serde_json::from_str(output).expect("one JSON object");
+        let figures = report["figures"].as_array().expect("a list").clone();
+        let found = figures.iter().find(|figure| figure["key"] == key).expect("it is there");
+        found["value"].as_u64().expect("a whole number")
+    };
+    let shown = cost(&["896x896"]).success();
+    assert_eq!((figure(&shown, "image.tokens"), figure(&shown, "image.patches")), (1024, 4096));
+    assert_eq!(figure(&shown, "image.row_bytes"), 1024 * 256 * 4);
+    let capped = cost(&["896x896", "--image-max-tokens", "256"]).success();
+    assert_eq!(figure(&capped, "image.tokens"), 256);
+    for (wrong, said) in [("0x5", "896x896"), ("20000x3", "16384"), ("896", "width and height")] {
+        assert!(cost(&[wrong]).failure(2).contains(said), "{wrong}");
+    }
+    assert!(cost(&["9x9", "--mmproj", &path("see.gguf")]).failure(1).contains("see.gguf"));
+    // The bundled model has one.
+    let bundled = home.run(["cost", "--no-probe", "--image", "56x28"]).success();
+    assert!(bundled.contains("image of 56x28: tokens"), "{bundled}");
+}
+
+#[test]
 fn a_file_that_cannot_run_is_described_with_the_reason() {
     let home = Home::new();
     let draft =

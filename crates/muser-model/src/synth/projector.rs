@@ -47,8 +47,8 @@ fn metadata(writer: &mut GgufWriter, c: &VisionConfig, mix: Mix, seed: u64) -> R
 }
 
 pub(super) fn tensors(c: &VisionConfig, mix: Mix) -> Vec<Planned> {
-    // The released adapter's inner width is eight thirds of the tower's.
-    let adapter = (c.hidden * 8 / 3).next_multiple_of(64);
+    // The released adapter's inner width is eight thirds of the tower's; cards want whole super-blocks.
+    let adapter = (c.hidden * 8 / 3).next_multiple_of(256);
     let planned = |(name, shape): (String, Vec<usize>)| {
         let inputs: usize = shape[..shape.len() - 1].iter().product();
         let unit = (inputs as f64).powf(-0.5);

@@ -81,6 +81,15 @@ pub struct CostArgs {
     /// Sequences at the same time
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=4096))]
     pub slots: u64,
+    /// Work out what an image of this size in pixels costs, too
+    #[arg(long, value_name = "WIDTHxHEIGHT", value_parser = image_size)]
+    pub image: Option<(u32, u32)>,
+    /// Vision projector (mmproj, GGUF) that the image is for: auto takes one that lies beside the model
+    #[arg(long, value_name = "auto|PATH", default_value = "auto", requires = "image")]
+    pub mmproj: CompanionChoice,
+    /// Most tokens that the image becomes
+    #[arg(long, value_name = "TOKENS", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub image_max_tokens: u32,
     /// Threads that probe the memory; default: what the machine allows
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
@@ -90,6 +99,15 @@ pub struct CostArgs {
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
+}
+
+fn image_size(text: &str) -> Result<(u32, u32), String> {
+    let sides =
+        text.split_once(['x', 'X', '\u{d7}']).and_then(|(w, h)| Some((w.parse().ok()?, h.parse().ok()?)));
+    match sides {
+        Some((w, h)) if (1..=16_384).contains(&w) && (1..=16_384).contains(&h) => Ok((w, h)),
+        _ => Err("expected width and height in pixels, 1 to 16384 each, such as 896x896".into()),
+    }
 }
 
 fn share(text: &str) -> Result<f64, String> {

@@ -98,6 +98,10 @@ pub struct SynthArgs {
     /// proposes is noise
     #[arg(long, conflicts_with = "tokenizer_model")]
     pub draft: bool,
+    /// Write a vision projector (mmproj) that fits a model of this size; what it sees is noise. At size 30b it has the
+    /// official file's tensors
+    #[arg(long, conflicts_with_all = ["tokenizer_model", "draft"])]
+    pub projector: bool,
     /// Replace the file if it is there
     #[arg(long)]
     pub force: bool,

@@ -6,8 +6,9 @@
 use std::io::Write as _;
 
 use anyhow::Result;
-use muser_model::Geometry;
-use muser_model::cost::{Cost, CostOptions};
+use muser_image::Grid;
+use muser_model::cost::{Cost, CostOptions, PictureCost};
+use muser_model::{Geometry, Projector};
 use serde::Serialize;
 
 use super::bench::bandwidth::Probe;
@@ -15,6 +16,7 @@ use super::bench::stats::round;
 use crate::cli::CostArgs;
 use crate::model_file::ModelSource;
 use crate::output::{Console, sanitize};
+use crate::projector;
 use crate::receipt::COMMIT;
 
 /// Where a figure comes from.
@@ -76,13 +78,13 @@ pub fn run(args: CostArgs, console: &Console) -> Result<()> {
     let cost = Cost::of_file(&file, &geometry, options);
     let bandwidth =
         if args.no_probe { None } else { Some(Probe::new(args.threads.map(usize::from))?.bytes_per_s()?) };
-    let report = Report {
-        model: source.label(),
-        commit: COMMIT,
-        context: args.context,
-        slots: args.slots,
-        figures: figures(&cost, &geometry, bandwidth),
-    };
+    let mut figures = figures(&cost, &geometry, bandwidth);
+    if let Some(size) = args.image {
+        let projector = projector::of_model(&args.mmproj, &source, &geometry)?;
+        figures.extend(of_image(&projector, size, args.image_max_tokens, &cost, &geometry));
+    }
+    let report =
+        Report { model: source.label(), commit: COMMIT, context: args.context, slots: args.slots, figures };
     let mut out = std::io::stdout().lock();
     if args.json {
         writeln!(out, "{}", serde_json::to_string_pretty(&report)?)?;
@@ -169,6 +171,40 @@ fn figures(cost: &Cost, geometry: &Geometry, bandwidth: Option<f64>) -> Vec<Figu
         measured("most_tok_s", label, round(slots as f64 / seconds, 2), "tok/s");
     }
     list
+}
+
+/// What an image of so many pixels costs.
+fn of_image(
+    projector: &Projector,
+    (width, height): (u32, u32),
+    most_tokens: u32,
+    cost: &Cost,
+    geometry: &Geometry,
+) -> Vec<Figure> {
+    let grid = Grid::choose(width, height, projector.config.unit() as u32, most_tokens);
+    let sides = (grid.rows, grid.cols);
+    let image = PictureCost::of(&projector.config, projector.adapter, sides, cost, geometry);
+    let projector_bytes =
+        projector.file.tensors().iter().map(|tensor| projector.file.tensor_data(tensor).len() as u64).sum();
+    [
+        ("image.tokens", format!("image of {width}x{height}: tokens"), image.tokens, ""),
+        ("image.patches", "its patches, rows of the tower".to_owned(), image.patches, ""),
+        ("image.matrix_flops", "matrix work of the tower".to_owned(), image.matrix_flops, "FLOP"),
+        ("image.attention_flops", "attention work of the tower".to_owned(), image.attention_flops, "FLOP"),
+        (
+            "image.text_flops",
+            "matrix work of the text model for its tokens".to_owned(),
+            image.text_flops,
+            "FLOP",
+        ),
+        ("image.row_bytes", "its rows, while they are kept".to_owned(), image.row_bytes, "bytes"),
+        ("image.projector_bytes", "all tensors of the projector".to_owned(), projector_bytes, "bytes"),
+    ]
+    .map(|(key, label, value, unit)| {
+        let source = Source::Derived;
+        Figure { key: key.to_owned(), label, value: Number::Whole(value), unit, source }
+    })
+    .into()
 }
 
 /// Digits in groups of three.

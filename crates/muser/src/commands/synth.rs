@@ -1,4 +1,4 @@
-//! `muser synth`: writes a synthetic model file, or a draft for one.
+//! `muser synth`: writes a synthetic model file, or a draft or a projector for one.
 
 use muser_model::synth::{self, Preset, SynthOptions};
 
@@ -19,6 +19,10 @@ pub fn run(args: SynthArgs, console: &Console) -> anyhow::Result<()> {
     let outcome = if args.draft {
         let table = synth::draft_table(&preset.draft(), args.mix);
         synth::write_draft(&args.out, &preset.draft(), args.mix, args.seed, &mut report).map(|n| (n, table))
+    } else if args.projector {
+        let table = synth::projector_table(&preset.projector(), args.mix);
+        synth::write_projector(&args.out, &preset.projector(), args.mix, args.seed, &mut report)
+            .map(|n| (n, table))
     } else {
         let mut options = SynthOptions::new(preset, args.mix);
         options.seed = args.seed;
