@@ -11,7 +11,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
+use crate::step_picture;
+
 const PAGE: &str = "docs/benchmarks.md";
+/// The picture beside it.
+const PICTURE: &str = "docs/step-time.svg";
 
 /// One receipt.
 pub(crate) struct Receipt {
@@ -23,7 +27,15 @@ pub(crate) struct Receipt {
 pub(crate) fn write(root: &Path) -> Result<()> {
     let page = render(&load(root)?);
     std::fs::create_dir_all(root.join("docs"))?;
-    std::fs::write(root.join(PAGE), page).context(PAGE)
+    std::fs::write(root.join(PAGE), page).context(PAGE)?;
+    std::fs::write(root.join(PICTURE), picture(&load(root)?)?).context(PICTURE)
+}
+
+/// The picture of a step's time, from its receipt.
+fn picture(receipts: &[Receipt]) -> Result<String> {
+    let receipt = receipts.iter().find(|receipt| receipt.name == step_picture::RECEIPT);
+    let picture = receipt.and_then(|receipt| step_picture::draw(body(&receipt.json)));
+    picture.with_context(|| format!("receipts/{}.json has no steps to draw", step_picture::RECEIPT))
 }
 
 /// Checks that the page is current and every quoted figure has a receipt.
@@ -32,6 +44,9 @@ pub(crate) fn check(root: &Path) -> Result<()> {
     let page = std::fs::read_to_string(root.join(PAGE)).unwrap_or_default();
     if page != render(&receipts) {
         bail!("{PAGE} is not what the receipts give: run cargo xtask bench-report");
+    }
+    if std::fs::read_to_string(root.join(PICTURE)).unwrap_or_default() != picture(&receipts)? {
+        bail!("{PICTURE} is not what the receipts give: run cargo xtask bench-report");
     }
     let mut faults = Vec::new();
     for path in documents(root)? {

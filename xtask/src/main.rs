@@ -10,6 +10,7 @@ mod licences;
 mod manifest;
 mod metrics;
 mod packaging;
+mod step_picture;
 mod supply;
 mod test_report;
 mod tidy;

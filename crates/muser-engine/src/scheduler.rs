@@ -302,13 +302,14 @@ impl Scheduler {
                 Work::Prefill { .. } => depth = depth.max(candidate.depth),
             }
         }
+        // A tenth is left for what lies between two tokens besides the step: sampling, events, the network.
+        let mixed_step = config.mixed_step.mul_f64(0.9);
         let fetching = self.slots.running().any(|sequence| sequence.blocks.fetching().is_some());
         let alone = if fetching { FETCHING_STEP.min(config.prefill_step) } else { config.prefill_step };
         RowLimits {
             most: self.memory.config.max_rows,
-            mixed: (decoding.rows
-                + self.cost.rows_within(config.mixed_step, decoding, depth, config.mixed_rows))
-            .min(config.mixed_rows),
+            mixed: (decoding.rows + self.cost.rows_within(mixed_step, decoding, depth, config.mixed_rows))
+                .min(config.mixed_rows),
             prefill: self.cost.rows_alone(alone, depth, config.prefill_rows),
         }
     }
