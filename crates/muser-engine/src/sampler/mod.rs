@@ -146,7 +146,12 @@ impl Sampler {
         key: DrawKey,
     ) -> Option<u32> {
         self.candidates.clear();
-        self.candidates.extend(highest.iter().map(|&(id, value)| Candidate { id, value }));
+        let allowed = highest.iter().filter(|(id, _)| !params.forbids(*id));
+        let most = if params.is_greedy() { 1 } else { params.top_k as usize };
+        self.candidates.extend(allowed.take(most).map(|&(id, value)| Candidate { id, value }));
+        if params.is_greedy() {
+            return self.candidates.first().map(|best| best.id);
+        }
         self.cut_candidates(params);
         self.weigh_candidates(params)?;
         pick(&self.candidates, sample_number(key))

@@ -53,6 +53,16 @@ impl SamplingParams {
         self.temperature <= Self::GREEDY_BELOW || self.top_k == 1
     }
 
+    /// How many ids the bias forbids, if it does nothing else.
+    pub(crate) fn forbidden(&self) -> Option<usize> {
+        self.logit_bias.iter().all(|(_, bias)| *bias == f32::NEG_INFINITY).then_some(self.logit_bias.len())
+    }
+
+    /// Is `id` forbidden by the bias?
+    pub(crate) fn forbids(&self, id: u32) -> bool {
+        self.logit_bias.iter().any(|&(other, bias)| other == id && bias == f32::NEG_INFINITY)
+    }
+
     /// Does any penalty apply?
     pub fn has_penalties(&self) -> bool {
         self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0

@@ -165,6 +165,12 @@ impl Sequence {
             || !self.task.sampling.logit_bias.is_empty()
     }
 
+    /// How many ids may not be drawn, if that is all that is done to the logits; `None` if there is more.
+    pub(crate) fn only_forbids(&self) -> Option<usize> {
+        let forbidden = self.task.sampling.forbidden()?;
+        (self.rules.counts.is_none() && self.rules.constraint.is_none()).then_some(forbidden)
+    }
+
     /// First row whose logits tell of a prompt token that has not been reported, if there is one.
     pub(crate) fn prompt_rows_from(&self) -> Option<usize> {
         let known = self.known.logprobs.as_ref()?.tokens.len();

@@ -66,12 +66,18 @@ impl Facts {
         let sampling = &task.sampling;
         let rejects = drafts > 0 && how == DraftSampling::Rejection;
         let logprobs = task.logprobs.or(task.prompt_logprobs).is_some();
-        if sequence.shapes_logits() || logprobs || task.hash_logits {
-            Needs::Logits
-        } else if sampling.is_greedy() {
-            Needs::Largest
-        } else if (1..=self.most_candidates).contains(&(sampling.top_k as usize)) && !rejects {
-            Needs::Candidates((sampling.top_k as usize).min(self.vocab))
+        // Forbidden ids (`ignore_eos` forbids those that end a text) need as many more of the largest logits, not all.
+        let Some(forbidden) = sequence.only_forbids().filter(|_| !logprobs && !task.hash_logits) else {
+            return Needs::Logits;
+        };
+        let wanted = match sampling.top_k as usize {
+            _ if sampling.is_greedy() && forbidden == 0 => return Needs::Largest,
+            _ if sampling.is_greedy() => 1 + forbidden,
+            0 => return Needs::Logits,
+            top_k => top_k.saturating_add(forbidden),
+        };
+        if wanted <= self.most_candidates && !rejects {
+            Needs::Candidates(wanted.min(self.vocab))
         } else {
             Needs::Logits
         }

@@ -30,6 +30,18 @@ fn ids(answer: &Answer) -> Vec<u32> {
     tokens.collect()
 }
 
+/// The ids that texts of this kind have most often.
+fn most_frequent(bench: &mut Bench, sampling: &SamplingParams, count: usize) -> Vec<u32> {
+    let mut times = std::collections::BTreeMap::<u32, usize>::new();
+    for seed in 0..8 {
+        let answer = bench.ask(ask(sampling, seed));
+        ids(&answer).into_iter().for_each(|id| *times.entry(id).or_default() += 1);
+    }
+    let mut ranked: Vec<(usize, u32)> = times.into_iter().map(|(id, times)| (times, id)).collect();
+    ranked.sort_unstable_by(|a, b| b.cmp(a));
+    ranked.into_iter().map(|(_, id)| id).take(count).collect()
+}
+
 #[test]
 fn the_text_is_that_of_all_logits() {
     let default = SamplingParams::default;
@@ -44,13 +56,25 @@ fn the_text_is_that_of_all_logits() {
         SamplingParams { top_k: 5, logit_bias: vec![(3, 2.0)], ..default() },
         SamplingParams { top_k: 0, ..default() },
     ];
+    // What may not be drawn: as many more candidates, up to more than there are. Ids that are likely here.
+    let often = most_frequent(&mut bench(0, 0), &kinds[1], 9);
+    let without = |count: usize| often[..count].iter().map(|&id| (id, f32::NEG_INFINITY)).collect::<Vec<_>>();
+    let kinds: Vec<_> = kinds
+        .into_iter()
+        .chain([
+            SamplingParams { logit_bias: without(2), ..SamplingParams::greedy() },
+            SamplingParams { logit_bias: without(9), ..SamplingParams::greedy() },
+            SamplingParams { top_k: 5, logit_bias: without(3), ..default() },
+            SamplingParams { top_k: 5, logit_bias: without(4), ..default() },
+        ])
+        .collect();
     for how in [DraftSampling::Exact, DraftSampling::Rejection] {
         for proposals in [0, 1, 5] {
             let (mut whole, mut few) = (bench(proposals, 0), bench(proposals, 8));
             whole.driver.draft.set_sampling(how);
             few.driver.draft.set_sampling(how);
             // All together, so that rows of every kind are in one step.
-            for kinds in [&kinds[..4], &kinds[2..6], &kinds[4..]] {
+            for kinds in [&kinds[..4], &kinds[2..6], &kinds[4..8], &kinds[8..]] {
                 let submit = |bench: &mut Bench| -> Vec<Vec<u32>> {
                     let mut submissions: Vec<_> =
                         (0..).zip(kinds).map(|(i, kind)| bench.submit(ask(kind, i)).expect("good")).collect();
