@@ -3,6 +3,7 @@
 //! A record names size, modification time and SHA-256; a file that no longer has that size and time counts as
 //! unverified. Records live in `.verified/`, so that the folder itself shows models only.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -87,7 +88,10 @@ impl ModelStore {
     pub fn list(&self) -> Result<Vec<StoredModel>, HubError> {
         let entries = match std::fs::read_dir(&self.dir) {
             Ok(entries) => entries,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            // Accounts of services have a home that is no folder.
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+                return Ok(Vec::new());
+            }
             Err(source) => return Err(HubError::Io { path: self.dir.clone(), source }),
         };
         let mut models = Vec::new();
@@ -285,6 +289,10 @@ mod tests {
         assert_eq!(store.default_model().unwrap(), None);
         let message = store.find("x").unwrap_err().to_string();
         assert!(message.contains("nothing yet"), "{message}");
+        // A home that is a file, such as a service's /dev/null, has none either.
+        let file = home.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        assert!(ModelStore::open(Some(&file)).unwrap().list().unwrap().is_empty());
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! that belongs to it. Names are checked, and inside the store only keyed hashes of them exist. Every call may wait for a
 //! disk: never call one on a thread that drives connections.
 
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -134,6 +135,13 @@ pub struct PackFigures {
     pub unlike: u64,
 }
 
+/// What a revision of a keepsake names.
+#[derive(Clone, Copy)]
+struct Naming {
+    revision: u64,
+    pack: Option<PackId>,
+}
+
 /// The store of packs that the loaded model reads and writes.
 pub struct Packs {
     library: Library,
@@ -143,6 +151,8 @@ pub struct Packs {
     most_keepsake_bytes: u64,
     /// Saves may wait long for a disk; a few at a time do.
     saving: Arc<Semaphore>,
+    /// The packs that keepsakes name, with the revisions that say so: no need to read all of them when one is let go.
+    named: Mutex<HashMap<(String, String), Naming>>,
     /// Held while a keepsake and its pack change together, so that nobody removes a pack that another has just found.
     changing: Mutex<()>,
 }
@@ -163,6 +173,7 @@ impl Packs {
             most_keepsakes: limits.keepsakes_per_owner,
             most_keepsake_bytes: limits.keepsake_bytes_per_owner,
             saving: Arc::new(Semaphore::new(MOST_SAVES)),
+            named: Mutex::default(),
             changing: Mutex::new(()),
         }
     }
@@ -358,10 +369,35 @@ impl Packs {
         Ok(there)
     }
 
+    /// Does a keepsake of this kind name the pack? Only what was written since the last time is read.
+    fn names(&self, owner: Owner, what: Keepsake, pack: PackId) -> Result<bool, ApiError> {
+        let kind = owner.record_kind(what.kind());
+        let records = self.library.records(&kind).map_err(|fault| pack_fault(&fault))?;
+        let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
+        let there: HashSet<&str> = records.iter().map(|record| record.name.as_str()).collect();
+        named.retain(|(of, name), _| *of != kind || there.contains(name.as_str()));
+        let mut found = false;
+        for record in &records {
+            let key = (kind.clone(), record.name.clone());
+            let known = named.get(&key).filter(|known| known.revision == record.revision).copied();
+            let naming = if let Some(known) = known {
+                known
+            } else {
+                let place = Place { owner, what, name: record.name.clone() };
+                let Ok(Some((info, content))) = self.look(&place) else { continue };
+                let naming = Naming { revision: info.revision, pack: pack_of(&content) };
+                named.insert(key, naming);
+                naming
+            };
+            found |= naming.pack == Some(pack);
+        }
+        Ok(found)
+    }
+
     /// Unpins a pack that no keepsake needs any more, and removes it if asked to.
     fn let_go(&self, owner: Owner, pack: PackId, remove: bool) -> Result<(), ApiError> {
         for what in Keepsake::ALL {
-            if self.list(owner, what)?.iter().any(|(_, content, _)| pack_of(content) == Some(pack)) {
+            if self.names(owner, what, pack)? {
                 return Ok(());
             }
         }

@@ -355,3 +355,30 @@ async fn an_answer_that_was_begun_is_gone_on_with() {
     assert!(engine.last().prompt.ends_with("to=user<|message|>Once"));
     server.stop().await;
 }
+
+/// Words that mean something to their vendor's servers alone, and requests that say little.
+#[tokio::test]
+async fn what_means_nothing_here_is_ignored() {
+    let (server, engine) = with_engine(" to=user<|message|>ok<|eot|>").await;
+    let little = json!({"input": [], "instructions": "Say something.", "max_output_tokens": 1});
+    let answer = post(server.address, "/v1/responses", &little).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let cached = json!({"type": "ephemeral", "ttl": "1h", "scope": "global"});
+    let body = json!({"max_tokens": 128_000, "metadata": {"user_id": "u"}, "context_management": {"edits": []},
+        "system": [{"type": "text", "text": "Be brief.", "cache_control": cached}],
+        "tools": [{"name": "Read", "input_schema": {"type": "object"}, "cache_control": cached, "defer_loading": true}],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "look", "cache_control": cached}]},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "Read", "input": {}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "here"}]}]});
+    let headers = "content-type: application/json\r\nanthropic-version: 2023-06-01\r\nanthropic-beta: a-2025-01-01,b\r\n";
+    let answer =
+        request(server.address, "POST", "/v1/messages?beta=true", headers, body.to_string().as_bytes()).await;
+    assert_eq!((answer.status, answer.header("x-muser-notice")), (200, None), "{}", answer.text());
+    let prompt = engine.last().prompt;
+    assert!(
+        prompt.contains("here") && !prompt.contains("ephemeral") && !prompt.contains("defer_loading"),
+        "{prompt}"
+    );
+    server.stop().await;
+}

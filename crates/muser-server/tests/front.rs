@@ -394,3 +394,35 @@ async fn keys_are_read_again_when_asked() {
     let _ = stop.send(());
     task.await.expect("ends well");
 }
+
+/// What proxies and old clients send beside a request, or in place of the newer version's ways.
+#[tokio::test]
+async fn old_and_polite_requests_are_answered() {
+    let server = Running::scripted(ServerConfig::default(), saying()).await;
+    // An offer to speak HTTP/2 that need not be taken.
+    let offer = "connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n";
+    let body = json!({"messages": [{"role": "user", "content": "a"}]}).to_string();
+    let mut stream = TcpStream::connect(server.address).await.expect("connects");
+    let ask = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n{offer}content-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    stream.write_all(ask.as_bytes()).await.expect("written");
+    let (answer, _) = read_until(&mut stream, |text| text.contains("\"usage\"")).await;
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    // A stream for HTTP/1.0 has no chunks and ends with the connection; proxies are told not to hold it back.
+    let body = json!({"messages": [{"role": "user", "content": "a"}], "stream": true}).to_string();
+    let mut stream = TcpStream::connect(server.address).await.expect("connects");
+    let ask = format!("POST /v1/chat/completions HTTP/1.0\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+    stream.write_all(ask.as_bytes()).await.expect("written");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.expect("it ends");
+    let (head, events) = answer.split_once("\r\n\r\n").expect("a head");
+    let head = head.to_ascii_lowercase();
+    assert!(
+        head.contains(" 200 ") && head.contains("x-accel-buffering: no") && !head.contains("chunked"),
+        "{head}"
+    );
+    assert!(events.starts_with("data: {") && events.ends_with("data: [DONE]\n\n"), "{events}");
+    server.stop().await;
+}

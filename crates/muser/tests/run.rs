@@ -249,3 +249,22 @@ fn ctrl_c_ends_with_130_and_keeps_what_was_said() {
     let answer: Value = serde_json::from_str(&text).expect("one JSON object");
     assert_eq!(answer["finish_reason"], "interrupted", "{answer}");
 }
+
+/// Services and containers have no home, an empty one, or one that cannot be written to.
+#[test]
+fn without_a_home_it_runs_all_the_same() {
+    let home = Home::new();
+    let no_folder = home.file("a file", "");
+    for value in [None, Some(""), Some("/proc/nowhere"), no_folder.to_str()] {
+        let mut command = home.command(["run", "--json", FOX, "-n", "4"]);
+        command.env_remove("MUSER_HOME").env_remove("XDG_CACHE_HOME");
+        match value {
+            Some(value) => command.env("HOME", value),
+            None => command.env_remove("HOME"),
+        };
+        let out = command.output().expect("the binary starts");
+        assert!(out.status.success(), "{value:?}: {}", String::from_utf8_lossy(&out.stderr));
+        let answer: Value = serde_json::from_slice(&out.stdout).expect("one JSON object");
+        assert_eq!(ids(&answer).len(), 4, "{value:?}");
+    }
+}

@@ -5,8 +5,13 @@ use std::sync::Arc;
 use super::super::tests::{KV, supported, tiny};
 use super::super::{CpuExecutor, Isa};
 use crate::options::{CpuOptions, Repack};
-use muser_backend::{DraftBatch, ExecError, Executor, KvCapacity, KvType, ReferenceExecutor, conformance};
+
+use muser_backend::{
+    DraftBatch, ExecError, Executor, KvCapacity, KvType, ReferenceExecutor, Row, RowInput, RowWants,
+    StepBatch, StepOutput, conformance,
+};
 use muser_gguf::GgufFile;
+use muser_kv::{BlockId, KvGroup};
 use muser_model::synth::{self, Mix};
 use muser_model::{DflashConfig, Draft, Model};
 
@@ -143,7 +148,7 @@ fn the_target_is_what_it_was_and_the_planes_are_row_invariant() {
     let expected = super::super::tests::logits(&mut plain, &prompt, 50);
     assert!(super::super::tests::logits(&mut *drafting, &prompt, 50) == expected);
     let [mut a, mut b] = [&plain as &dyn Executor, &*drafting].map(|e| vec![0; e.info().sliding_block_bytes]);
-    let block = (muser_kv::KvGroup::Sliding, muser_kv::BlockId(0));
+    let block = (KvGroup::Sliding, BlockId(0));
     plain.export_block(block.0, block.1, &mut a).expect("export");
     drafting.export_block(block.0, block.1, &mut b).expect("export");
     assert!(b.len() > a.len() && b[..a.len()] == a[..]);
@@ -223,4 +228,29 @@ fn refuses_what_cannot_be() {
     let mut draft = tiny_draft();
     draft.config.head_dim = 40;
     unsupported(make().attach_draft(draft), "head size 40");
+}
+
+/// Whether a block holds a draft's context is not looked at while somebody else fills it: until it is back it may.
+#[test]
+fn a_lent_block_is_not_asked_for_context() {
+    let model = tiny();
+    let mut executor = executor(&model, &tiny_draft(), Isa::detect(), 2, Repack::Off);
+    executor.allocate_kv(KvCapacity { full: 2, sliding: 2 }).expect("KV memory");
+    let (mut batch, mut out) = (StepBatch::default(), StepOutput::default());
+    batch.push_seq(0, &[BlockId(0)], 0, &[BlockId(1)]);
+    for id in ids(4, 5) {
+        batch.push_row(Row { input: RowInput::Token(id), wants: RowWants::default() });
+    }
+    executor.step(&batch, &mut out).expect("step");
+    let asked = |executor: &dyn Executor| [3, 4].map(|row| executor.has_draft_context(BlockId(1), row));
+    assert_eq!(asked(&*executor), [true, false]);
+    let mut loan = executor.lend_block(KvGroup::Sliding, BlockId(1)).expect("it is memory");
+    std::thread::scope(|scope| {
+        scope.spawn(|| loan.bytes().fill(0));
+        assert_eq!(asked(&*executor), [true, true]);
+        // The other block is nobody else's.
+        assert!(!executor.has_draft_context(BlockId(0), 0));
+    });
+    drop(loan);
+    assert_eq!(asked(&*executor), [false, false], "it is back, and blank");
 }
