@@ -27,6 +27,9 @@ use anyhow::{Context as _, Result, bail};
 /// workspace names the same features: with others the dependencies would be compiled again for that step alone.
 const FEATURES: &str = "--features=muser/object-store";
 
+/// Examples that check what they show.
+const EXAMPLES: [&str; 3] = ["embed", "executor", "prefix_store"];
+
 /// A step of `ci`: its name, what it is for, and what it does.
 type Step = (&'static str, &'static str, fn() -> Result<()>);
 
@@ -174,7 +177,10 @@ fn doc() -> Result<()> {
     run(Command::new("cargo")
         .args(["doc", "--workspace", FEATURES, "--no-deps", "--locked", "--quiet"])
         .env("RUSTDOCFLAGS", "-D warnings"))?;
-    cargo(&["test", "--workspace", FEATURES, "--locked", "--quiet", "--doc"])
+    cargo(&["test", "--workspace", FEATURES, "--locked", "--quiet", "--doc"])?;
+    EXAMPLES
+        .iter()
+        .try_for_each(|name| cargo(&["run", "--locked", "--quiet", "-p", "muser-engine", "--example", name]))
 }
 
 /// `cargo run --release -- run "…"` as a newcomer types it, but short.

@@ -4,6 +4,36 @@
 //! [`Event`]s (token ids, not text) from a [`Submission`]. Only this crate knows what a request is; executors see rows,
 //! and the scheduler is a pure function of its state, its inbox and the clock. A decode step allocates nothing and takes
 //! no lock that a caller could hold.
+//!
+//! ```
+//! use muser_backend::{KvType, ReferenceExecutor};
+//! use muser_engine::{Engine, EngineConfig, Event, Request, SamplingParams};
+//! use muser_model::Model;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let path = muser_testkit::muse_tiny();
+//! let model = Model::load(path)?;
+//! let geometry = model.geometry.clone();
+//! let executor = ReferenceExecutor::new(model, KvType::F32)?;
+//! let engine = Engine::spawn(Box::new(executor), geometry, EngineConfig::default())?;
+//!
+//! let prompt = vec![1, 2, 3];
+//! let sampling = SamplingParams::greedy();
+//! let mut submission =
+//!     engine.submit(Request { max_tokens: Some(4), sampling, ..Request::new(prompt, Vec::new()) })?;
+//! let mut tokens = Vec::new();
+//! while let Some(event) = submission.recv() {
+//!     if let Event::Token(token) = event {
+//!         tokens.push(token.id);
+//!     }
+//! }
+//! assert_eq!(tokens.len(), 4);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! `examples/` has more: a program with text in and out (`embed`), an executor of one's own (`executor`), a place for prefixes
+//! that outlives an engine (`prefix_store`).
 
 mod admission;
 mod capacity;
