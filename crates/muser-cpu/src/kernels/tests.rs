@@ -126,25 +126,36 @@ fn check(ty: GgmlType, rows: usize, cols: usize, n: usize, tolerance: f64) {
         }
         let storages = [Some(view.storage), repacked.as_ref().map(|r| Storage::Repacked(r.as_ptr()))];
         for storage in storages.into_iter().flatten() {
-            let mut out = vec![0.0f32; n * rows];
-            let product = Product {
-                matrix: MatrixView { storage, ..view },
-                input: Input {
-                    rows: n,
-                    k: cols,
-                    super_blocks: panels,
-                    small_blocks: panels,
-                    float: x.as_ptr(),
-                },
-                out: out.as_mut_ptr(),
-                out_stride: rows,
-                finish: Finish::Plain,
+            let run = |finish: Finish| {
+                let mut out = vec![0.0f32; n * rows];
+                let product = Product {
+                    matrix: MatrixView { storage, ..view },
+                    input: Input {
+                        rows: n,
+                        k: cols,
+                        super_blocks: panels,
+                        small_blocks: panels,
+                        float: x.as_ptr(),
+                    },
+                    out: out.as_mut_ptr(),
+                    out_stride: rows,
+                    finish,
+                };
+                let mut scratch = Scratch::new(n);
+                for tile in (0..view.tiles()).step_by(RUN_TILES) {
+                    let tiles = RUN_TILES.min(view.tiles() - tile);
+                    // SAFETY: all arrays have the sizes that the product states.
+                    unsafe { product_run(kernels, &product, tile, tiles, &mut scratch) };
+                }
+                out
             };
-            let mut scratch = Scratch::new(n);
-            for tile in (0..view.tiles()).step_by(RUN_TILES) {
-                // SAFETY: all arrays have the sizes that the product states.
-                unsafe {
-                    product_run(kernels, &product, tile, RUN_TILES.min(view.tiles() - tile), &mut scratch);
+            let out = run(Finish::Plain);
+            // Logits are the same values, scaled and capped, in a last tile of fewer rows too.
+            for (scale, cap) in [(0.5, Some(30.0)), (1.0, Some(2.5)), (3.0, None)] {
+                let capped = |z: f32| cap.map_or(z, |cap| cap * arith::tanh(z / cap));
+                for (i, (&logit, &z)) in run(Finish::Logits { scale, cap }).iter().zip(&out).enumerate() {
+                    let expected = capped(z * scale);
+                    assert_eq!(logit.to_bits(), expected.to_bits(), "{} value {i}: {logit}", isa.name());
                 }
             }
             for (i, (&found, (&expected, &size))) in out.iter().zip(expected.iter().zip(&size)).enumerate() {
