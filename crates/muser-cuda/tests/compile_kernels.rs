@@ -17,7 +17,7 @@ const KNOWN_SPILLS: [(&str, &[u32]); 26] = [
     ("many_f32", &[80]),
     ("many_f16", &[80]),
     ("many_bf16", &[80]),
-    ("tower_attend_96", &[86, 90]),
+    ("tower_attend_96", &[86, 89, 90]),
     ("tower_attend_128", &[80, 86, 89, 90]),
     ("few_q5k_16", &[90]),
     ("many_q4k", &[90, 100]),
