@@ -1,6 +1,7 @@
 //! Facts about the tree itself: its size, words that must not be in it, files too long to read in one sitting, and what its
 //! pages say of crates, variables, ids and findings.
 
+mod circles;
 mod edges;
 mod findings;
 mod flags;
@@ -43,9 +44,15 @@ pub(crate) fn check(root: &Path) -> Result<()> {
             faults.push(format!("{name}: does not open with a //! comment"));
         }
     }
-    for check in
-        [edges::faults, findings::faults, flags::faults, ids::faults, unused::faults, variables::faults]
-    {
+    for check in [
+        circles::faults,
+        edges::faults,
+        findings::faults,
+        flags::faults,
+        ids::faults,
+        unused::faults,
+        variables::faults,
+    ] {
         faults.extend(check(&files));
     }
     faults.extend(links::faults(root, &files, &names));
