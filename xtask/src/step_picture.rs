@@ -60,7 +60,10 @@ pub(crate) fn draw(report: &Value) -> Option<String> {
     Some(svg(&lines))
 }
 
-fn svg(lines: &[(&str, &str, &str, Vec<(f64, f64)>)]) -> String {
+/// A line's name, colour and dashes, and its points: rows and milliseconds.
+type Line<'a> = (&'a str, &'a str, &'a str, Vec<(f64, f64)>);
+
+fn svg(lines: &[Line<'_>]) -> String {
     // Both axes in powers of two: rows from 1 to 2,048, milliseconds from 2 to 512.
     let x = |rows: f64| LEFT + rows.log2() / 11.0 * (WIDTH - LEFT - 30.0);
     let y = |ms: f64| BOTTOM - (ms.log2() - 1.0) / 8.0 * (BOTTOM - 20.0);
