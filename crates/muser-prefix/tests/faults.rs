@@ -121,6 +121,25 @@ fn a_restore_beyond_its_limits_is_not_begun_or_given_up() {
 }
 
 #[test]
+fn a_restore_of_exactly_the_limit_is_made() {
+    let (disk, prompt, expected) = stored();
+    let units: Vec<_> = prompt.iter().map(|&id| muser_kv::Unit::token(id)).collect();
+    let running = start_with(&disk, config(), PackOptions::default(), |_| {});
+    let (library, scope) = (running.packs.library().clone(), running.packs.scope().clone());
+    let plan = library.longest(&scope, &units, units.len() - 1, false).expect("it is stored");
+    let (bytes, positions) = (plan.bytes(), plan.positions as u32);
+    drop(plan);
+    running.stop();
+    for (limit, restored) in [(bytes, positions), (bytes - 1, 0)] {
+        let options = PackOptions { restore_bytes: Some(limit), ..PackOptions::default() };
+        let running = start_with(&disk, config(), options, |_| {});
+        let (tokens, usage) = ask(&running.engine, request(&prompt, 6, true));
+        assert_eq!((tokens, usage.restored_tokens), (expected.0.clone(), restored), "{limit} of {bytes}");
+        running.stop();
+    }
+}
+
+#[test]
 fn a_client_that_leaves_during_a_restore_is_gone_at_once() {
     let (disk, prompt, _) = stored();
     let running = start(&disk);
