@@ -18,7 +18,7 @@ use std::time::Instant;
 
 use aws_lc_rs::aead;
 use muser_kv::{KvGroup, Unit};
-use muser_pack::{DirStore, Fetch, Identity, KeyRing, Library, LibraryOptions, Plan, Scope};
+use muser_pack::{DirStore, Identity, KeyRing, Library, LibraryOptions, Plan, Scope};
 
 const ROUNDS: usize = 9;
 const CHUNK: usize = 256 << 10;
@@ -71,14 +71,10 @@ fn prepare(
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
 fn restore(case: &Case, memory: &mut [u8], threads: usize) -> Outcome {
-    let mut rest = memory;
-    let mut jobs = Vec::new();
-    for segment in &case.plan.segments {
-        let (out, left) = rest.split_at_mut(segment.bytes);
-        rest = left;
-        jobs.push(Fetch { segment: *segment, out });
-    }
-    Ok(case.library.fetch_all(&case.scope, jobs, threads, &AtomicBool::new(false))?)
+    by_segments(case, memory, threads, |at, out| {
+        let fetched = case.library.fetch(&case.scope, &case.plan.segments[at], out);
+        fetched.map_err(std::io::Error::other)
+    })
 }
 
 /// Cuts `memory` into the segments' parts and works on them with some threads.

@@ -39,8 +39,8 @@ pub use identity::{
 pub use key_file::{KeyFile, KeyStamp, keep_out_of_dumps};
 pub use keys::{EpochInfo, KeyRing, MAX_EPOCHS};
 pub use library::{
-    Expect, Fetch, Library, LibraryOptions, PackInfo, Place, Plan, Publication, Published, RecordInfo,
-    Recovered, Resealed, RestoreLimits, Scope, Segment, VerifyReport, Wanted,
+    Expect, Library, LibraryOptions, PackInfo, Place, Plan, Publication, Published, RecordInfo, Recovered,
+    Resealed, Scope, Segment, VerifyReport, Wanted,
 };
 pub use manifest::{ChainKey, MAX_POSITIONS};
 pub use name::{Area, ObjectName, PackId, SegmentId};

@@ -4,11 +4,10 @@
 
 #![cfg(target_os = "linux")]
 
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 
 use muser_kv::{KvGroup, Unit};
-use muser_pack::{DirStore, Fetch, Identity, KeyRing, Library, LibraryOptions, Scope};
+use muser_pack::{DirStore, Identity, KeyRing, Library, LibraryOptions, Scope};
 
 use muser_testkit::{peak_resident_bytes, reset_peak, resident_bytes};
 
@@ -63,11 +62,21 @@ fn publishing_and_restoring_need_little_beyond_the_state() {
             let (mut jobs, mut rest) = (Vec::new(), &mut memory[..]);
             while let Some(segment) = plan.segments.get(at).filter(|segment| segment.bytes <= rest.len()) {
                 let (out, left) = rest.split_at_mut(segment.bytes);
-                jobs.push(Fetch { segment: *segment, out });
+                jobs.push((segment, out));
                 rest = left;
                 at += 1;
             }
-            library.fetch_all(&scope, jobs, 4, &AtomicBool::new(false)).expect("restored");
+            let jobs = Mutex::new(jobs.into_iter());
+            let next = || jobs.lock().expect("no panic").next();
+            std::thread::scope(|threads| {
+                for _ in 0..4 {
+                    threads.spawn(|| {
+                        while let Some((segment, out)) = next() {
+                            library.fetch(&scope, segment, out).expect("restored");
+                        }
+                    });
+                }
+            });
         }
     });
     eprintln!("restored {} MiB with {} KiB beyond them", bytes / MIB, restoring / 1024);

@@ -44,7 +44,7 @@ pub use publish::{Publication, Published, Wanted};
 pub use records::{Expect, RecordInfo};
 pub use recover::Recovered;
 pub use reseal::Resealed;
-pub use restore::{Fetch, Place, RestoreLimits};
+pub use restore::Place;
 
 /// How a library behaves.
 #[derive(Clone, Debug, PartialEq, Eq)]

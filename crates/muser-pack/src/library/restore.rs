@@ -5,9 +5,9 @@
 //! can take it back between two chunks, whatever a disk or a network does meanwhile.
 
 use std::ops::Range;
+use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use muser_kv::KvGroup;
 
@@ -18,15 +18,6 @@ use crate::{PackError, Refusal};
 
 /// Scratch buffers kept for the next restore.
 const MOST_SPARE: usize = 8;
-
-/// A segment to fetch and where to put it.
-#[derive(Debug)]
-pub struct Fetch<'a> {
-    /// Which one.
-    pub segment: Segment,
-    /// As many bytes as the segment has.
-    pub out: &'a mut [u8],
-}
 
 /// Where the bytes of a segment go.
 pub trait Place {
@@ -45,43 +36,6 @@ impl Place for &mut [u8] {
 
     fn lend(&mut self, range: Range<usize>, fill: &mut dyn FnMut(&mut [u8])) -> bool {
         self.get_mut(range).map(fill).is_some()
-    }
-}
-
-/// Within what a restore has to stay.
-#[derive(Clone, Copy, Debug)]
-pub struct RestoreLimits<'a> {
-    /// Threads that read at the same time, the caller's among them.
-    pub threads: usize,
-    /// Most bytes of all segments together. More is refused before anything is read.
-    pub bytes: usize,
-    /// From the call on. Looked at between chunks of 256 KiB.
-    pub time: Duration,
-    /// Set by whoever wants it no longer. Looked at between chunks.
-    pub cancel: &'a AtomicBool,
-}
-
-/// Whether to go on.
-#[derive(Clone, Copy)]
-struct Stop<'a> {
-    cancel: &'a AtomicBool,
-    /// When, and how long after the start that is.
-    until: Option<(Instant, Duration)>,
-}
-
-impl Stop<'_> {
-    fn check(&self) -> Result<(), PackError> {
-        if self.cancel.load(Relaxed) {
-            return Err(PackError::Cancelled);
-        }
-        match self.until {
-            Some((until, limit)) if Instant::now() >= until => Err(PackError::Limit {
-                what: "time of a restore in milliseconds",
-                limit: limit.as_millis() as u64,
-                needed: None,
-            }),
-            _ => Ok(()),
-        }
     }
 }
 
@@ -114,72 +68,8 @@ impl Library {
         place: &mut dyn Place,
         cancel: &AtomicBool,
     ) -> Result<(), PackError> {
-        self.fetch_counted(scope, segment, place, Stop { cancel, until: None })
-    }
-
-    /// Fetches several segments with `threads` threads; gives up at the first failure or once `cancel` is set.
-    pub fn fetch_all(
-        &self,
-        scope: &Scope,
-        jobs: Vec<Fetch<'_>>,
-        threads: usize,
-        cancel: &AtomicBool,
-    ) -> Result<(), PackError> {
-        let limits = RestoreLimits { threads, bytes: usize::MAX, time: Duration::MAX, cancel };
-        self.fetch_within(scope, jobs, &limits)
-    }
-
-    /// Fetches several segments within limits; gives up at the first failure.
-    ///
-    /// # Errors
-    /// [`PackError::Limit`] beyond the limits on bytes (then nothing has been read) or time, [`PackError::Cancelled`].
-    pub fn fetch_within(
-        &self,
-        scope: &Scope,
-        jobs: Vec<Fetch<'_>>,
-        limits: &RestoreLimits<'_>,
-    ) -> Result<(), PackError> {
-        let needed = jobs.iter().map(|job| job.segment.bytes).fold(0, usize::saturating_add);
-        if needed > limits.bytes {
-            return Err(PackError::Limit {
-                what: "bytes of a restore",
-                limit: limits.bytes as u64,
-                needed: Some(needed as u64),
-            });
-        }
-        let until = Instant::now().checked_add(limits.time).map(|until| (until, limits.time));
-        let stop = Stop { cancel: limits.cancel, until };
-        let threads = limits.threads.clamp(1, jobs.len().max(1));
-        let jobs = Mutex::new(jobs.into_iter());
-        let failed = Mutex::new(None);
-        let any_failed = AtomicBool::new(false);
-        let next = || jobs.lock().unwrap_or_else(PoisonError::into_inner).next();
-        let work = || {
-            while let Some(mut job) = next().filter(|_| !any_failed.load(Relaxed)) {
-                if let Err(error) = self.fetch_counted(scope, &job.segment, &mut job.out, stop) {
-                    any_failed.store(true, Relaxed);
-                    failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-                }
-            }
-        };
-        std::thread::scope(|scope| {
-            for _ in 1..threads {
-                scope.spawn(work);
-            }
-            work();
-        });
-        failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
-    }
-
-    fn fetch_counted(
-        &self,
-        scope: &Scope,
-        segment: &Segment,
-        place: &mut dyn Place,
-        stop: Stop<'_>,
-    ) -> Result<(), PackError> {
         let started = Instant::now();
-        let outcome = self.read_segment(scope, segment, place, stop);
+        let outcome = self.read_segment(scope, segment, place, cancel);
         let counters = &self.shared.counters;
         match outcome {
             Ok(()) => {
@@ -200,9 +90,9 @@ impl Library {
         scope: &Scope,
         segment: &Segment,
         place: &mut dyn Place,
-        stop: Stop<'_>,
+        cancel: &AtomicBool,
     ) -> Result<(), PackError> {
-        stop.check()?;
+        go_on(cancel)?;
         if place.bytes() != segment.bytes {
             return Err(PackError::Caller {
                 what: "buffer for a segment",
@@ -228,7 +118,7 @@ impl Library {
         }
         let mut scratch = Scratch::of(&self.shared);
         for index in 0..opened.header.chunks {
-            stop.check()?;
+            go_on(cancel)?;
             opened.read_stored(index, &mut scratch.bytes)?;
             let (start, len) = opened.header.chunk_range(index);
             let mut outcome = Ok(());
@@ -252,6 +142,10 @@ impl Library {
             self.shared.counters.failed(error);
         }
     }
+}
+
+fn go_on(cancel: &AtomicBool) -> Result<(), PackError> {
+    if cancel.load(Relaxed) { Err(PackError::Cancelled) } else { Ok(()) }
 }
 
 /// A buffer that goes back when it is dropped: a fresh one would cost page faults, and would not be in any cache.

@@ -88,7 +88,7 @@ fn a_pipe_or_a_link_in_an_objects_place_is_refused_at_once() {
 /// A store whose reads fail as a bad cable's would.
 struct Failing {
     inner: MemoryStore,
-    broken: std::sync::atomic::AtomicBool,
+    broken: AtomicBool,
 }
 
 impl PackStore for Failing {

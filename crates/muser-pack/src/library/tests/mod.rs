@@ -14,6 +14,7 @@ mod kills;
 mod power_cuts;
 mod upkeep;
 
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use muser_kv::{BLOCK_LEN, KvGroup, Unit};
@@ -235,6 +236,36 @@ fn a_caller_may_choose_the_segments_it_lacks() {
     assert!(library.plan(&chain, &scope, 9, 0..9, 8..8).is_none(), "there is no ninth block");
 }
 
+/// Several threads fetch a plan's segments into their places in `memory`, until the first failure of each.
+fn fetch_all(
+    library: &Library,
+    scope: &Scope,
+    plan: &Plan,
+    memory: &mut [u8],
+    cancel: &AtomicBool,
+) -> Result<(), PackError> {
+    let mut rest = memory;
+    let mut jobs = Vec::new();
+    for segment in &plan.segments {
+        let (out, left) = rest.split_at_mut(segment.bytes);
+        rest = left;
+        jobs.push((segment, out));
+    }
+    let share = jobs.len().div_ceil(4);
+    std::thread::scope(|threads| {
+        let fetching: Vec<_> = jobs
+            .chunks_mut(share)
+            .map(|jobs| {
+                threads.spawn(move || {
+                    jobs.iter_mut()
+                        .try_for_each(|(segment, out)| library.fetch_unless(scope, segment, out, cancel))
+                })
+            })
+            .collect();
+        fetching.into_iter().try_for_each(|one| one.join().expect("no panic"))
+    })
+}
+
 #[test]
 fn many_segments_are_fetched_by_several_threads_and_can_be_stopped() {
     let (store, keys) = (MemoryStore::new(), keys());
@@ -244,36 +275,28 @@ fn many_segments_are_fetched_by_several_threads_and_can_be_stopped() {
     publish(&library, &scope, &units).expect("published");
     let plan = library.longest(&scope, &units, units.len(), true).expect("found");
     let mut memory = vec![0; plan.bytes()];
-    let never = std::sync::atomic::AtomicBool::new(false);
-    library.fetch_all(&scope, jobs(&plan, &mut memory), 4, &never).expect("fetched");
+    let never = AtomicBool::new(false);
+    fetch_all(&library, &scope, &plan, &mut memory, &never).expect("fetched");
     let mut at = 0;
     for segment in &plan.segments {
         let expected = crate::testing::rows(&scope, &units, segment.group, segment.index);
         assert!(memory[at..at + segment.bytes] == expected);
         at += segment.bytes;
     }
-    let cancelled = std::sync::atomic::AtomicBool::new(true);
-    let stopped = library.fetch_all(&scope, jobs(&plan, &mut memory), 4, &cancelled).expect_err("stopped");
+    // Who has cancelled gets nothing.
+    memory.fill(0x5a);
+    let cancelled = AtomicBool::new(true);
+    let stopped = fetch_all(&library, &scope, &plan, &mut memory, &cancelled).expect_err("stopped");
     assert_eq!(stopped.counter_name(), "cancelled");
+    assert!(memory.iter().all(|byte| *byte == 0x5a));
     let last = plan.segments[30].id.object();
     store.delete(&last).expect("deleted");
-    let failed = library.fetch_all(&scope, jobs(&plan, &mut memory), 4, &never).expect_err("one is missing");
+    let failed = fetch_all(&library, &scope, &plan, &mut memory, &never).expect_err("one is missing");
     assert_eq!(failed.refusal(), Some(&Refusal::MissingSegment));
 }
 
-fn jobs<'a>(plan: &Plan, memory: &'a mut [u8]) -> Vec<Fetch<'a>> {
-    let mut rest = memory;
-    let mut jobs = Vec::new();
-    for segment in &plan.segments {
-        let (out, left) = rest.split_at_mut(segment.bytes);
-        rest = left;
-        jobs.push(Fetch { segment: *segment, out });
-    }
-    jobs
-}
-
 #[test]
-fn restores_stay_within_their_limits_and_stop_within_50_ms() {
+fn a_restore_stops_within_50_ms_at_any_moment() {
     let (store, keys) = (MemoryStore::new(), keys());
     let library = library(&store, &keys);
     let scope = library.scope(identity(), "");
@@ -281,20 +304,13 @@ fn restores_stay_within_their_limits_and_stop_within_50_ms() {
     publish(&library, &scope, &units).expect("published");
     let plan = library.longest(&scope, &units, units.len(), true).expect("found");
     let mut memory = vec![0; plan.bytes()];
-    let cancel = std::sync::atomic::AtomicBool::new(false);
-    let all =
-        RestoreLimits { threads: 2, bytes: plan.bytes(), time: Duration::from_mins(5), cancel: &cancel };
-    library.fetch_within(&scope, jobs(&plan, &mut memory), &all).expect("exactly at the limit");
-    let late = RestoreLimits { time: Duration::ZERO, ..all };
-    let failed = library.fetch_within(&scope, jobs(&plan, &mut memory), &late).expect_err("no time");
-    assert_eq!(failed.counter_name(), "limit");
     // Cancelled at any moment of restores that follow each other.
     for delay_us in [0, 100, 1_000, 3_000, 10_000, 30_000] {
-        cancel.store(false, std::sync::atomic::Ordering::SeqCst);
+        let cancel = AtomicBool::new(false);
         let took = std::thread::scope(|threads| {
-            let (library, scope, plan, memory) = (&library, &scope, &plan, &mut memory);
+            let (library, scope, plan, memory, cancel) = (&library, &scope, &plan, &mut memory, &cancel);
             let restores = threads.spawn(move || {
-                while library.fetch_within(scope, jobs(plan, memory), &all).is_ok() {}
+                while fetch_all(library, scope, plan, memory, cancel).is_ok() {}
                 Instant::now()
             });
             std::thread::sleep(Duration::from_micros(delay_us));
@@ -304,16 +320,42 @@ fn restores_stay_within_their_limits_and_stop_within_50_ms() {
         });
         assert!(took < Duration::from_millis(50), "{took:?}");
     }
-    // A byte less than needed is refused before anything is read: of what is not there any more, too.
-    cancel.store(false, std::sync::atomic::Ordering::SeqCst);
-    for segment in &plan.segments {
-        store.delete(&segment.id.object()).expect("deleted");
+}
+
+#[test]
+fn a_restore_is_cancelled_between_two_chunks() {
+    /// Has its restore cancelled by the first chunk that comes.
+    struct Cancelling<'a> {
+        bytes: usize,
+        lent: Vec<std::ops::Range<usize>>,
+        cancel: &'a AtomicBool,
     }
-    let tight = RestoreLimits { bytes: plan.bytes() - 1, ..all };
-    let failed = library.fetch_within(&scope, jobs(&plan, &mut memory), &tight).expect_err("too much");
-    assert_eq!(failed.counter_name(), "limit");
-    let failed = library.fetch_within(&scope, jobs(&plan, &mut memory), &all).expect_err("gone");
-    assert_eq!(failed.counter_name(), "missing_segment");
+    impl Place for Cancelling<'_> {
+        fn bytes(&self) -> usize {
+            self.bytes
+        }
+
+        fn lend(&mut self, range: std::ops::Range<usize>, fill: &mut dyn FnMut(&mut [u8])) -> bool {
+            fill(&mut vec![0; range.len()]);
+            self.lent.push(range);
+            self.cancel.store(true, std::sync::atomic::Ordering::SeqCst);
+            true
+        }
+    }
+    let (store, keys) = (MemoryStore::new(), keys());
+    let library = library(&store, &keys);
+    let scope = library.scope(identity(), "");
+    let units = prompt(BLOCK_LEN, 0, 0);
+    publish(&library, &scope, &units).expect("published");
+    let plan = library.longest(&scope, &units, units.len(), true).expect("found");
+    let segment = plan.segments[0];
+    assert!(segment.bytes > 4096, "it has several chunks");
+    let cancel = AtomicBool::new(false);
+    let mut place = Cancelling { bytes: segment.bytes, lent: Vec::new(), cancel: &cancel };
+    let failed = library.fetch_into(&scope, &segment, &mut place, &cancel).expect_err("cancelled");
+    assert_eq!(failed.counter_name(), "cancelled");
+    assert_eq!(place.lent.len(), 1);
+    assert_eq!(place.lent[0], 0..4096);
 }
 
 #[derive(Clone, Debug)]
