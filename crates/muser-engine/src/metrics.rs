@@ -214,7 +214,9 @@ metrics! {
     /// Bytes of all blocks in use or kept (gauge).
     kv_bytes_held,
     /// Bytes of all blocks (gauge); the budget is never less.
-    kv_bytes_total;
+    kv_bytes_total,
+    /// Time from a slot to the end of choices that ended lately, a mean that forgets, in microseconds (gauge); 0 before the first.
+    turnaround_us;
     /// One step of the executor.
     step_time,
     /// Bringing a prefix from a prefix source.
@@ -248,6 +250,15 @@ impl Metrics {
             RestoreFailure::Device => &self.restores_device,
         };
         Self::add(counter, 1);
+    }
+
+    /// A choice ended so long after it had got its slot.
+    pub(crate) fn note_turnaround(&self, took: Duration) {
+        let took = took.as_micros().min(u128::from(u64::MAX / 8)) as u64;
+        let before = self.turnaround_us.load(Ordering::Relaxed);
+        // Only the engine writes it.
+        let mean = if before == 0 { took } else { before - before / 8 + took / 8 };
+        self.turnaround_us.store(mean.max(1), Ordering::Relaxed);
     }
 
     pub(crate) fn finished(&self, reason: FinishReason) {

@@ -98,6 +98,8 @@ pub struct Snapshot {
     pub image_cache_bytes: u64,
     /// Requests that were set aside and run again.
     pub preemptions: u64,
+    /// Time from a slot to the end of choices that ended lately; zero before the first.
+    pub turnaround: std::time::Duration,
     /// Drafts verified.
     pub drafts: u64,
     /// Tokens proposed by the draft model.
@@ -106,6 +108,16 @@ pub struct Snapshot {
     pub drafted_accepted: u64,
     /// The same by place in the draft, the first one first; places that were never proposed for are left out.
     pub drafted_accepted_by_place: Vec<u64>,
+}
+
+impl Snapshot {
+    /// When a request that comes now may get a slot: behind those that wait, as slots become free at the pace of late; `None`
+    /// before anything has ended.
+    pub fn expected_wait(&self, slots: usize) -> Option<std::time::Duration> {
+        let free_every = self.turnaround.checked_div(u32::try_from(slots.max(1)).unwrap_or(u32::MAX))?;
+        let ahead = u32::try_from(self.waiting).unwrap_or(u32::MAX).saturating_add(1);
+        (!self.turnaround.is_zero()).then(|| free_every.saturating_mul(ahead))
+    }
 }
 
 /// An engine.

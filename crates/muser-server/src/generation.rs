@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures_util::{Stream, StreamExt as _};
 use muser_engine::{
@@ -600,9 +600,13 @@ pub(crate) fn scale_to_unit(vector: &mut [f32]) {
     }
 }
 
-/// When a place may be free: a guess, some seconds for each round of the slots before this request's turn.
-fn seconds_of_queue(waiting: usize, slots: usize) -> u32 {
-    (1 + 2 * (waiting / slots.max(1))).min(60) as u32
+/// When a place may be free, in whole seconds: as expected, or before anything has ended a guess, some seconds for each round of
+/// the slots before this request's turn.
+fn seconds_of_queue(waiting: usize, slots: usize, expected: Option<Duration>) -> u32 {
+    match expected {
+        Some(wait) => (wait.as_secs_f64().ceil() as u32).clamp(1, 600),
+        None => (1 + 2 * (waiting / slots.max(1))).min(60) as u32,
+    }
 }
 
 /// The engine's refusal as an answer.
@@ -622,7 +626,8 @@ fn refused(loaded: &Loaded, refusal: &SubmitError, prompt_tokens: usize) -> ApiE
         }
         SubmitError::QueueFull { waiting, .. } => {
             let slots = loaded.backend.slots().max(1);
-            ApiError::queue_full(seconds_of_queue(*waiting, slots))
+            let expected = loaded.backend.snapshot().expected_wait(slots);
+            ApiError::queue_full(seconds_of_queue(*waiting, slots, expected))
         }
         SubmitError::Invalid { field, expected, found } => {
             ApiError::field(*field, format!("'{field}' is {found}, expected {expected}"))
@@ -662,6 +667,7 @@ fn failed(error: &RequestError, narrowed_by: &str) -> ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::Snapshot;
 
     #[test]
     fn who_finds_the_queue_full_comes_back_after_its_rounds() {
@@ -677,7 +683,22 @@ mod tests {
             (6, 0, 13),
         ];
         for (waiting, slots, expected) in cases {
-            assert_eq!(seconds_of_queue(waiting, slots), expected, "{waiting} waiting for {slots} slots");
+            assert_eq!(
+                seconds_of_queue(waiting, slots, None),
+                expected,
+                "{waiting} waiting for {slots} slots"
+            );
         }
+        // Ten seconds a request, four at a time: one ends every 2.5 s.
+        let queue = |waiting, seconds| Snapshot {
+            waiting,
+            turnaround: Duration::from_secs(seconds),
+            ..Snapshot::default()
+        };
+        let after = |snapshot: Snapshot| seconds_of_queue(7, 4, snapshot.expected_wait(4));
+        assert_eq!(after(queue(0, 10)), 3);
+        assert_eq!(after(queue(3, 10)), 10);
+        assert_eq!(after(queue(1 << 40, 10)), 600);
+        assert_eq!(after(queue(3, 0)), 3, "nothing has ended yet");
     }
 }

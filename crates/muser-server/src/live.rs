@@ -88,6 +88,7 @@ impl Backend for LiveEngine {
             image_errors: now.image_errors,
             image_cache_bytes: now.image_cache_bytes,
             preemptions: now.preemptions,
+            turnaround: std::time::Duration::from_micros(now.turnaround_us),
             drafts: now.drafts,
             drafted: now.drafted_tokens,
             drafted_accepted: now.accepted_tokens,

@@ -232,7 +232,12 @@ async fn llama_server() {
         post(server.address, "/apply-template", &json!({"messages": [{"role": "user", "content": "Hi"}]}))
             .await;
     assert!(applied.json()["prompt"].as_str().is_some_and(|prompt| prompt.contains("Hi")));
-    assert_eq!(get(server.address, "/slots").await.json().as_array().map(Vec::len), Some(4));
+    let slots = get(server.address, "/slots").await.json();
+    assert_eq!(slots.as_array().map(Vec::len), Some(4));
+    // Nobody waits; how long somebody would is known once a request has ended.
+    assert_eq!(slots[0]["queue"]["waiting"], 0);
+    let wait = &slots[0]["queue"]["expected_wait_s"];
+    assert!(wait.is_null() || wait.as_f64().is_some_and(|seconds| seconds > 0.0), "{wait}");
     let props = get(server.address, "/props").await.json();
     assert_eq!(props["total_slots"], 4);
     assert_eq!((&props["kv_type"], &props["numeric_route"]), (&"16".into(), &"script".into()));

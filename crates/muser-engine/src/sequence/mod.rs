@@ -256,6 +256,9 @@ impl Sequence {
         match end {
             End::Finish(reason) => {
                 metrics.finished(*reason);
+                if let Some(admitted_at) = self.progress.admitted_at() {
+                    metrics.note_turnaround(now.saturating_sub(admitted_at));
+                }
                 task.remaining.fetch_sub(1, Ordering::Relaxed);
                 task.ring.send(Event::Finished(self.finished(*reason, now)));
             }

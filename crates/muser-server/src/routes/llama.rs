@@ -258,8 +258,12 @@ pub async fn props(State(app): State<SharedApp>) -> Response {
 /// `GET /slots`. Prompts are not shown: other users' text is nobody's business.
 pub async fn slots(State(app): State<SharedApp>) -> Response {
     Dialect::OpenAi.answer(app.loaded().map(|loaded| {
-        let slots: Vec<Value> = app
-            .without_sizes(loaded.backend.snapshot())
+        let snapshot = app.without_sizes(loaded.backend.snapshot());
+        // For all slots together: who waits gets the next one that is free.
+        let wait = snapshot.expected_wait(loaded.backend.slots());
+        let queue =
+            json!({"waiting": snapshot.waiting, "expected_wait_s": wait.map(|wait| wait.as_secs_f64())});
+        let slots: Vec<Value> = snapshot
             .slots
             .iter()
             .map(|slot| {
@@ -271,6 +275,7 @@ pub async fn slots(State(app): State<SharedApp>) -> Response {
                     "n_prompt_tokens_processed": slot.processed_tokens,
                     "n_prompt_tokens_cache": slot.cached_tokens,
                     "next_token": [{"n_decoded": slot.generated_tokens, "has_next_token": slot.busy}],
+                    "queue": queue,
                 })
             })
             .collect();

@@ -202,7 +202,7 @@ pub const ROUTES: &[Route] = &[
         method: "GET",
         path: "/slots",
         family: "llama-server",
-        summary: "What each slot is doing; no prompts.",
+        summary: "What each slot is doing; no prompts. `queue` is that of all slots: how many wait, and how long one that comes now may.",
         fields: &[],
         answers: JSON,
     },
