@@ -6,6 +6,7 @@
 mod catalog;
 mod connect;
 mod digest;
+mod durable;
 mod error;
 mod head;
 mod headers;

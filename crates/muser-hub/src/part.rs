@@ -5,7 +5,7 @@
 //! stranger's edit, a resumed pull starts from bytes that were proven, or from nothing.
 
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ use aws_lc_rs::digest::{Context, SHA256};
 use serde::{Deserialize, Serialize};
 
 use crate::digest::{Sha256, hash_exactly};
+use crate::durable;
 use crate::error::HubError;
 
 /// Bytes, and time, between two checkpoints: at most so much is fetched again after a crash.
@@ -130,7 +131,7 @@ impl Part {
 
     /// Appends bytes; makes a checkpoint now and then.
     pub(crate) fn append(&mut self, bytes: &[u8]) -> Result<(), HubError> {
-        self.file.write_all(bytes).map_err(HubError::io(&self.path))?;
+        durable::write(&mut self.file, &self.path, bytes).map_err(HubError::io(&self.path))?;
         self.hash.update(bytes);
         self.len += bytes.len() as u64;
         let due = self.len - self.checkpointed >= CHECKPOINT_BYTES
@@ -151,7 +152,7 @@ impl Part {
 
     /// Forces the bytes to disk and notes them in the journal.
     pub(crate) fn checkpoint(&mut self) -> Result<(), HubError> {
-        self.file.sync_data().map_err(HubError::io(&self.path))?;
+        durable::sync_data(&self.file, &self.path).map_err(HubError::io(&self.path))?;
         self.checkpointed = self.len;
         self.checkpointed_at = Instant::now();
         self.write_journal()
@@ -159,9 +160,12 @@ impl Part {
 
     /// Makes the complete file appear under its name, or not at all.
     pub(crate) fn finish(self, target: &Path) -> Result<(), HubError> {
-        self.file.sync_all().map_err(HubError::io(&self.path))?;
-        std::fs::rename(&self.path, target).map_err(HubError::io(target))?;
-        sync_folder(target)?;
+        durable::sync_all(&self.file, &self.path).map_err(HubError::io(&self.path))?;
+        durable::rename(&self.path, target).map_err(HubError::io(target))?;
+        if let Some(folder) = target.parent() {
+            // A rename is durable once its folder is.
+            durable::sync_folder(folder).map_err(HubError::io(folder))?;
+        }
         remove_if_there(&self.journal_path)
     }
 
@@ -186,9 +190,9 @@ pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), HubError
     let new = path.with_file_name(name);
     let write = || {
         let mut file = File::create(&new)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        std::fs::rename(&new, path)
+        durable::write(&mut file, &new, bytes)?;
+        durable::sync_all(&file, &new)?;
+        durable::rename(&new, path)
     };
     write().map_err(HubError::io(path))
 }
@@ -221,27 +225,15 @@ fn lock(dir: &Path, name: &str) -> Result<File, HubError> {
 }
 
 fn remove_if_there(path: &Path) -> Result<(), HubError> {
-    match std::fs::remove_file(path) {
-        Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
-            Err(HubError::Io { path: path.to_owned(), source })
-        }
-        _ => Ok(()),
-    }
-}
-
-/// A rename is durable once its folder is.
-fn sync_folder(path: &Path) -> Result<(), HubError> {
-    if cfg!(unix)
-        && let Some(folder) = path.parent()
-    {
-        File::open(folder).and_then(|f| f.sync_all()).map_err(HubError::io(folder))?;
-    }
-    Ok(())
+    durable::remove_if_there(path).map_err(HubError::io(path))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
+    use crate::durable::{Act, recorded};
 
     fn open(dir: &Path) -> Part {
         Part::open(dir, "m", "http://h/m", &mut |_| {}).unwrap()
@@ -284,5 +276,77 @@ mod tests {
         assert!(Part::open(dir.path(), "other", "u", &mut |_| {}).is_ok());
         drop(first);
         assert!(Part::open(dir.path(), "m", "u", &mut |_| {}).is_ok());
+    }
+
+    /// Plays the acts on a disk that forgets what was not synced. Answers what got a name, in order.
+    fn play(acts: &[(Act, PathBuf)]) -> Vec<&Path> {
+        let (mut lost, mut lost_names) = (BTreeSet::<&Path>::new(), BTreeSet::<&Path>::new());
+        let mut named = Vec::new();
+        for (act, path) in acts {
+            match act {
+                Act::Wrote => drop(lost.insert(path)),
+                Act::Synced => drop(lost.remove(path.as_path())),
+                Act::Named => {
+                    assert!(lost.is_empty(), "{} has its name, and not synced is {lost:?}", path.display());
+                    lost_names.insert(path);
+                    named.push(path.as_path());
+                }
+                Act::FolderSynced => lost_names.retain(|name| name.parent() != Some(path)),
+                // The journal is what an unfinished file is continued with.
+                Act::Removed => {
+                    assert!(lost.is_empty() && lost_names.is_empty(), "not synced: {lost:?}, {lost_names:?}");
+                }
+            }
+        }
+        named
+    }
+
+    #[test]
+    fn the_journal_speaks_only_of_what_a_power_cut_leaves() {
+        let dir = tempfile::tempdir().unwrap();
+        let journal = dir.path().join("m.part.json");
+        let mut part = open(dir.path());
+        let acts = recorded(|| {
+            part.append(b"proven").unwrap();
+            part.append(b", too").unwrap();
+            part.checkpoint().unwrap();
+        });
+        assert_eq!(play(&acts), [&journal]);
+        // A checkpoint that falls due by itself, neither a byte earlier nor later.
+        let acts = recorded(|| {
+            part.append(&vec![0; CHECKPOINT_BYTES as usize - 1]).unwrap();
+        });
+        assert_eq!(play(&acts), <[&Path; 0]>::default());
+        let acts = recorded(|| part.append(b"1").unwrap());
+        assert_eq!(play(&acts), [&journal]);
+        // What was dropped is not spoken of either.
+        let acts = recorded(|| {
+            part.append(b"more").unwrap();
+            part.checkpoint().unwrap();
+            part.reset().unwrap();
+        });
+        assert_eq!(play(&acts), [&journal, &journal]);
+        // The whole file: its bytes, its name, the name's folder, and only then is the journal gone.
+        let target = dir.path().join("m");
+        let path = dir.path().join("m.part");
+        let acts = recorded(|| {
+            part.append(b"all of it").unwrap();
+            part.finish(&target).unwrap();
+        });
+        play(&acts);
+        let expected = [
+            (Act::Wrote, path.clone()),
+            (Act::Synced, path),
+            (Act::Named, target),
+            (Act::FolderSynced, dir.path().to_owned()),
+            (Act::Removed, journal),
+        ];
+        assert_eq!(acts, expected);
+    }
+
+    #[test]
+    #[should_panic(expected = "not synced is")]
+    fn a_journal_that_is_early_is_found() {
+        play(&[(Act::Wrote, "m.part".into()), (Act::Named, "m.part.json".into())]);
     }
 }

@@ -35,16 +35,20 @@ fn answer(shared: &Arc<Shared>, query: PrefixQuery) {
     let known = query.known();
     let keys = scope.chain(&units[..units.len() / BLOCK_LEN * BLOCK_LEN]);
     let stored = shared.library.stored(&keys);
-    // What is stored beyond what memory knows may be of use together with what memory has, also where the store alone
-    // could not resume.
-    let further = stored.iter().skip(known / BLOCK_LEN).any(|(full, _)| *full)
-        || plan.as_ref().is_some_and(|plan| plan.positions > known);
+    let further = reaches_further(&stored, plan.as_ref().map(|plan| plan.positions), known);
     let found: Found = further.then(|| {
         let prefix: Arc<dyn StoredPrefix> =
             Arc::new(PackedPrefix { shared: Arc::clone(shared), scope, keys, stored, plan });
         prefix
     });
     query.answer(found);
+}
+
+/// Whether the store has something beyond the `known` positions that memory has: a full block may be of use together with
+/// what memory has, also where the store alone could not resume.
+fn reaches_further(stored: &[(bool, bool)], resumable: Option<usize>, known: usize) -> bool {
+    stored.iter().skip(known / BLOCK_LEN).any(|(full, _)| *full)
+        || resumable.is_some_and(|positions| positions > known)
 }
 
 /// A block by group and index.
@@ -145,5 +149,41 @@ impl StoredPrefix for PackedPrefix {
             }
             Err(gone) => delivery.fail(RestoreFailure::Missing, gone),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_store_is_asked_for_whatever_memory_lacks() {
+        const BOTH: (bool, bool) = (true, true);
+        const FULL: (bool, bool) = (true, false);
+        const SLIDING: (bool, bool) = (false, true);
+        const NONE: (bool, bool) = (false, false);
+        let check = |stored: &[(bool, bool)], resumable: Option<usize>, known: usize, expected: bool| {
+            let found = reaches_further(stored, resumable, known);
+            assert_eq!(found, expected, "{stored:?}, resumable at {resumable:?}, {known} known");
+        };
+        // The block right behind what memory knows, whose sliding rows only memory may have.
+        check(&[BOTH, FULL], None, 256, true);
+        check(&[BOTH, FULL], Some(256), 256, true);
+        check(&[FULL], None, 0, true);
+        check(&[FULL, FULL, FULL], None, 512, true);
+        // Memory knows a part of it only.
+        check(&[BOTH, FULL], None, 511, true);
+        check(&[BOTH, FULL], None, 257, true);
+        // Behind a block that only memory may have.
+        check(&[BOTH, NONE, FULL], None, 256, true);
+        // Nothing that memory lacks, or nothing to continue from.
+        check(&[BOTH, BOTH], Some(512), 512, false);
+        check(&[BOTH, SLIDING], None, 256, false);
+        check(&[BOTH, NONE], Some(256), 256, false);
+        check(&[], None, 0, false);
+        // A resume point inside a block, as exact as it is.
+        check(&[BOTH], Some(299), 299, false);
+        check(&[BOTH], Some(300), 299, true);
+        check(&[], Some(1), 0, true);
     }
 }

@@ -83,27 +83,36 @@ mod tests {
     use super::*;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-    #[tokio::test]
+    // Time stands still but for what is waited for, so a busy machine is not a slow peer.
+    #[tokio::test(start_paused = true)]
     async fn a_peer_that_does_not_read_is_given_up() {
         let (ours, _theirs) = tokio::io::duplex(64);
         let mut ours = StallLimit::new(ours, Duration::from_millis(50));
+        let start = Instant::now();
         let outcome = ours.write_all(&[0; 1000]).await;
         assert_eq!(outcome.map_err(|error| error.kind()), Err(io::ErrorKind::TimedOut));
+        assert!(start.elapsed() >= Duration::from_millis(50));
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_slow_but_reading_peer_is_kept() {
         let (ours, mut theirs) = tokio::io::duplex(64);
         let mut ours = StallLimit::new(ours, Duration::from_millis(200));
         let reader = tokio::spawn(async move {
             let (mut total, mut buffer) = (0, [0; 64]);
-            while total < 640 {
-                sleep(Duration::from_millis(30)).await;
+            while total < 704 {
+                // Each wait is just within the limit, all of them together far beyond it.
+                sleep(Duration::from_millis(190)).await;
                 total += theirs.read(&mut buffer).await.expect("read");
             }
             total
         });
+        let start = Instant::now();
         ours.write_all(&[0; 640]).await.expect("all written");
-        assert_eq!(reader.await.expect("reader"), 640);
+        assert!(start.elapsed() > Duration::from_secs(1));
+        // Silence of ours is not held against the peer either.
+        sleep(Duration::from_hours(1)).await;
+        ours.write_all(&[0; 64]).await.expect("written");
+        assert_eq!(reader.await.expect("reader"), 704);
     }
 }
