@@ -21,7 +21,7 @@ use muser_backend::{
 };
 use muser_gguf::{GgmlType, GgufFile};
 use muser_kv::BlockId;
-use muser_model::synth::{Mix, Preset, projector_to_bytes, tiny};
+use muser_model::synth::{Mix, Preset, projector_to_bytes, projector_with_adapter, tiny};
 use muser_model::{Model, Projector, VisionConfig};
 use support::Tensors;
 
@@ -41,7 +41,9 @@ fn towers() -> [(&'static str, VisionConfig); 2] {
 }
 
 fn projector_bytes(config: &VisionConfig) -> Vec<u8> {
-    projector_to_bytes(config, Mix::Uniform(GgmlType::F32), 7).unwrap()
+    // The golden files have adapters of whole 64s.
+    let adapter = (config.hidden * 8 / 3).next_multiple_of(64);
+    projector_with_adapter(config, adapter, Mix::Uniform(GgmlType::F32), 7).unwrap()
 }
 
 fn executor() -> ReferenceExecutor {

@@ -116,13 +116,23 @@ pub fn write_projector(
     seed: u64,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<u64, ModelError> {
-    let (header, tensors) = projector::lay_out(config, mix, seed)?;
+    let (header, tensors) = projector::lay_out(config, projector::adapter_of(config), mix, seed)?;
     output::to_file(path.as_ref(), &header, &tensors, seed, progress)
 }
 
 /// The same file in memory.
 pub fn projector_to_bytes(config: &VisionConfig, mix: Mix, seed: u64) -> Result<Vec<u8>, ModelError> {
-    let (header, tensors) = projector::lay_out(config, mix, seed)?;
+    projector_with_adapter(config, projector::adapter_of(config), mix, seed)
+}
+
+/// The same with an adapter of another inner width.
+pub fn projector_with_adapter(
+    config: &VisionConfig,
+    adapter: usize,
+    mix: Mix,
+    seed: u64,
+) -> Result<Vec<u8>, ModelError> {
+    let (header, tensors) = projector::lay_out(config, adapter, mix, seed)?;
     output::to_memory(&header, &tensors, seed)
 }
 
@@ -144,7 +154,10 @@ pub fn draft_table(config: &DflashConfig, mix: Mix) -> Vec<(String, Vec<u64>, Gg
 
 /// The tensor table of a projector file.
 pub fn projector_table(config: &VisionConfig, mix: Mix) -> Vec<(String, Vec<u64>, GgmlType)> {
-    projector::tensors(config, mix).into_iter().map(|t| (t.name, t.dims, t.ty)).collect()
+    projector::tensors(config, projector::adapter_of(config), mix)
+        .into_iter()
+        .map(|t| (t.name, t.dims, t.ty))
+        .collect()
 }
 
 fn lay_out(options: &SynthOptions) -> Result<(GgufHeader, Vec<Planned>), ModelError> {

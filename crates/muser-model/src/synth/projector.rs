@@ -7,14 +7,20 @@ use super::{Mix, Planned, with_tensors};
 use crate::vision::contract;
 use crate::{ModelError, VISION_ARCHITECTURE, VisionConfig};
 
+/// The inner width of the adapter: the released one's is eight thirds of the tower's; cards want whole super-blocks.
+pub(super) fn adapter_of(config: &VisionConfig) -> usize {
+    (config.hidden * 8 / 3).next_multiple_of(256)
+}
+
 pub(super) fn lay_out(
     config: &VisionConfig,
+    adapter: usize,
     mix: Mix,
     seed: u64,
 ) -> Result<(GgufHeader, Vec<Planned>), ModelError> {
     let mut writer = GgufWriter::new();
     metadata(&mut writer, config, mix, seed)?;
-    with_tensors(writer, tensors(config, mix))
+    with_tensors(writer, tensors(config, adapter, mix))
 }
 
 fn metadata(writer: &mut GgufWriter, c: &VisionConfig, mix: Mix, seed: u64) -> Result<(), ModelError> {
@@ -46,9 +52,7 @@ fn metadata(writer: &mut GgufWriter, c: &VisionConfig, mix: Mix, seed: u64) -> R
     Ok(())
 }
 
-pub(super) fn tensors(c: &VisionConfig, mix: Mix) -> Vec<Planned> {
-    // The released adapter's inner width is eight thirds of the tower's; cards want whole super-blocks.
-    let adapter = (c.hidden * 8 / 3).next_multiple_of(256);
+pub(super) fn tensors(c: &VisionConfig, adapter: usize, mix: Mix) -> Vec<Planned> {
     let planned = |(name, shape): (String, Vec<usize>)| {
         let inputs: usize = shape[..shape.len() - 1].iter().product();
         let unit = (inputs as f64).powf(-0.5);
