@@ -3,7 +3,16 @@
 use muser_kv::{BLOCK_LEN, BlockId};
 use muser_model::{Draft, Matrix, Model};
 
-use crate::{DraftInfo, ExecError, KvCapacity};
+use crate::{ExecError, KvCapacity};
+
+/// What a draft model attached to an executor can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DraftInfo {
+    /// Most proposals a sequence gets in one [`crate::DraftExecutor::draft`].
+    pub max_proposals: usize,
+    /// Positions back from the anchor that the draft looks at: sliding blocks must reach at least this far.
+    pub window: usize,
+}
 
 /// One sequence to draft for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

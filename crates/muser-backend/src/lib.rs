@@ -12,6 +12,7 @@ mod draft;
 mod error;
 mod executor;
 pub mod kv_layout;
+mod kv_type;
 mod reference;
 mod tower;
 
@@ -21,12 +22,10 @@ const _: () = assert!(muser_model::cost::KV_BLOCK == muser_kv::BLOCK_LEN as u64)
 pub use batch::{Row, RowInput, RowWants, SeqRows, StepBatch, StepOutput, argmax, candidates};
 #[doc(hidden)]
 pub use delegate::{no_draft, types};
-pub use draft::{DraftBatch, DraftSeq, check_draft, draft_mark};
+pub use draft::{DraftBatch, DraftInfo, DraftSeq, check_draft, draft_mark};
 pub use error::ExecError;
-pub use executor::{
-    DraftExecutor, DraftInfo, Executor, ExecutorInfo, KvCapacity, KvType, LentBlock, TowerExecutor,
-    largest_of_draft,
-};
+pub use executor::{DraftExecutor, Executor, ExecutorInfo, LentBlock, TowerExecutor, largest_of_draft};
+pub use kv_type::{KvCapacity, KvType};
 pub use reference::ReferenceExecutor;
 pub use tower::{
     TowerImage, TowerInfo, TowerStage, check_projector, no_image, no_tower, picture_digest, projector_mark,

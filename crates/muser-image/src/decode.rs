@@ -9,56 +9,21 @@ use image::metadata::Orientation;
 use image::{DynamicImage, ImageDecoder, ImageFormat, Limits, RgbImage};
 
 use crate::error::check_sides;
+use crate::format::Format;
 use crate::limits::{MAX_ENCODED_BYTES, MAX_METADATA_BYTES, MAX_SIDE};
 use crate::{ImageError, colour, scans};
 
-/// What is decoded. Told by content, never by a name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Format {
-    /// PNG; of an animated one the default picture.
-    Png,
-    /// JPEG.
-    Jpeg,
-    /// WebP, lossy and lossless; of an animated one the first frame.
-    WebP,
-    /// GIF, the first frame.
-    Gif,
-}
-
-impl fmt::Display for Format {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Format::Png => "PNG",
-            Format::Jpeg => "JPEG",
-            Format::WebP => "WebP",
-            Format::Gif => "GIF",
-        })
-    }
-}
-
-impl Format {
-    /// Media type, as in a data URL.
-    pub fn media_type(self) -> &'static str {
-        match self {
-            Format::Png => "image/png",
-            Format::Jpeg => "image/jpeg",
-            Format::WebP => "image/webp",
-            Format::Gif => "image/gif",
+fn format_of(bytes: &[u8]) -> Result<Format, ImageError> {
+    match image::guess_format(bytes) {
+        Ok(ImageFormat::Png) => Ok(Format::Png),
+        Ok(ImageFormat::Jpeg) => Ok(Format::Jpeg),
+        Ok(ImageFormat::WebP) => Ok(Format::WebP),
+        Ok(ImageFormat::Gif) => Ok(Format::Gif),
+        Ok(other) => {
+            let name = other.extensions_str().first().unwrap_or(&"another kind");
+            Err(ImageError::Format(name.to_uppercase()))
         }
-    }
-
-    fn of(bytes: &[u8]) -> Result<Format, ImageError> {
-        match image::guess_format(bytes) {
-            Ok(ImageFormat::Png) => Ok(Format::Png),
-            Ok(ImageFormat::Jpeg) => Ok(Format::Jpeg),
-            Ok(ImageFormat::WebP) => Ok(Format::WebP),
-            Ok(ImageFormat::Gif) => Ok(Format::Gif),
-            Ok(other) => {
-                let name = other.extensions_str().first().unwrap_or(&"another kind");
-                Err(ImageError::Format(name.to_uppercase()))
-            }
-            Err(_) => Err(ImageError::Format(other_kind(bytes).into())),
-        }
+        Err(_) => Err(ImageError::Format(other_kind(bytes).into())),
     }
 }
 
@@ -148,7 +113,7 @@ fn open(bytes: &[u8]) -> Result<Open<'_>, ImageError> {
     if bytes.len() > MAX_ENCODED_BYTES {
         return Err(ImageError::Encoded(bytes.len()));
     }
-    let format = Format::of(bytes)?;
+    let format = format_of(bytes)?;
     if let (Format::Png, Some((width, height))) = (format, png_sides(bytes)) {
         // The decoder counts a line against the limit for metadata, which says less.
         check_sides(width, height)?;

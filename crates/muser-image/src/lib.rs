@@ -10,13 +10,15 @@
 mod colour;
 mod decode;
 mod error;
+mod format;
 mod grid;
 pub mod limits;
 mod resize;
 mod scans;
 
-pub use decode::{Format, Header, Picture, decode, probe};
+pub use decode::{Header, Picture, decode, probe};
 pub use error::ImageError;
+pub use format::Format;
 pub use grid::Grid;
 pub use resize::Resized;
 

@@ -24,7 +24,7 @@ use aws_lc_rs::rand::{SecureRandom as _, SystemRandom};
 use aws_lc_rs::{aead, hkdf};
 use zeroize::{Zeroize as _, Zeroizing};
 
-use crate::object::Kind;
+use crate::kind::Kind;
 use crate::{PackError, Refusal};
 
 /// A secret or a derived key; wiped when dropped.

@@ -22,6 +22,7 @@ mod identity;
 mod key_file;
 mod keys;
 mod kill_point;
+mod kind;
 mod library;
 mod manifest;
 mod name;

@@ -23,6 +23,7 @@ use aws_lc_rs::aead;
 use aws_lc_rs::rand::{SecureRandom as _, SystemRandom};
 
 use crate::keys::{EpochKeys, KeyRing};
+use crate::kind::Kind;
 use crate::store::ReadAt;
 use crate::{Area, ObjectName, PackError, Refusal};
 
@@ -47,19 +48,6 @@ const TAG: usize = 16;
 /// Values of the sealing byte. 0 was plain with hashes instead of tags, before the format was used by anybody.
 const ENCRYPTED: u8 = 1;
 const PLAIN: u8 = 2;
-
-/// What an object is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// Describes a pack.
-    Manifest = 1,
-    /// Rows of the full layers of a block.
-    Full = 2,
-    /// Rows of the sliding layers of a block.
-    Sliding = 3,
-    /// Bytes under a name.
-    Record = 4,
-}
 
 impl Kind {
     fn area(self) -> Area {

@@ -2,54 +2,15 @@
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
 
-use muser_engine::{BlockPlace, Delivery, RestoreFailure};
-use muser_pack::{PackError, Place, Plan, Refusal, Segment};
+use muser_engine::{BlockPlace, RestoreFailure};
+use muser_pack::{PackError, Place, Refusal};
 
-use crate::source::Shared;
-
-/// One restore. Threads take its segments in order; when the last one that helps lets go, the delivery ends.
-pub(crate) struct FetchJob {
-    segments: Vec<Segment>,
-    next: AtomicUsize,
-    /// Keeps the segments from being removed.
-    _leases: Mutex<Vec<Plan>>,
-    delivery: Mutex<Option<Delivery>>,
-    delivered: AtomicUsize,
-    /// When it has taken too long, and how long that is.
-    until: Option<Instant>,
-    limit_ms: u64,
-}
-
-impl FetchJob {
-    pub(crate) fn new(
-        segments: Vec<Segment>,
-        leases: Vec<Plan>,
-        delivery: Delivery,
-        limit: Option<Duration>,
-    ) -> Self {
-        Self {
-            until: limit.and_then(|limit| Instant::now().checked_add(limit)),
-            limit_ms: limit.map_or(0, |limit| limit.as_millis() as u64),
-            segments,
-            next: AtomicUsize::new(0),
-            _leases: Mutex::new(leases),
-            delivery: Mutex::new(Some(delivery)),
-            delivered: AtomicUsize::new(0),
-        }
-    }
-
-    fn delivery(&self) -> Option<Delivery> {
-        self.delivery.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn end(&self) {
-        drop(self.delivery.lock().unwrap_or_else(PoisonError::into_inner).take());
-    }
-}
+use crate::job::FetchJob;
+use crate::shared::Shared;
 
 /// Fetches until the queue closes.
 pub(crate) fn run(shared: &Arc<Shared>) {

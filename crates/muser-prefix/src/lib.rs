@@ -15,11 +15,14 @@ mod buffers;
 mod fetch;
 mod figures;
 mod identity;
+mod job;
 mod lookup;
 mod publish;
 mod queue;
+mod shared;
 mod source;
 
 pub use figures::PackFigures;
 pub use identity::{IdentityError, WeightsFiles, identity_of, weights_root};
-pub use source::{PackOptions, PackSource, PackUse};
+pub use shared::PackOptions;
+pub use source::{PackSource, PackUse};

@@ -8,9 +8,9 @@ use muser_engine::{Delivery, Found, PrefixQuery, RestoreFailure, StoredPrefix};
 use muser_kv::{BLOCK_LEN, KvGroup};
 use muser_pack::{ChainKey, Plan, Scope, Segment};
 
-use crate::fetch::FetchJob;
 use crate::figures::Counters;
-use crate::source::Shared;
+use crate::job::FetchJob;
+use crate::shared::Shared;
 
 /// Answers until the queue closes.
 pub(crate) fn run(shared: &Arc<Shared>) {

@@ -10,7 +10,7 @@ use muser_kv::KvGroup;
 use muser_pack::PackError;
 
 use crate::figures::Counters;
-use crate::source::Shared;
+use crate::shared::Shared;
 
 /// A rest is looked at this often: it ends early when the engine has nothing to do.
 const NAP: Duration = Duration::from_millis(10);

@@ -1,8 +1,7 @@
 //! The source that the engine gets, and the handle that everybody else has.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -10,91 +9,19 @@ use muser_engine::{PrefixOffer, PrefixQuery, PrefixSource};
 use muser_kv::{CacheScope, KvGroup, Unit};
 use muser_pack::{Library, PackId, Scope};
 
+use crate::PackFigures;
 use crate::buffers::Buffers;
-use crate::fetch::{self, FetchJob};
+use crate::fetch;
 use crate::figures::Counters;
 use crate::lookup;
 use crate::publish;
 use crate::queue::WorkQueue;
-use crate::{PackFigures, WeightsFiles};
+use crate::shared::{PackOptions, Shared};
 
 /// Prefixes that may wait to be published. Each holds memory in the engine, so not many.
 const MOST_OFFERS: usize = 32;
 /// Questions and fetches that may wait: more than requests that an engine takes.
 const MOST_REQUESTS: usize = 4096;
-/// Tenants whose keys are remembered; deriving them again is cheap.
-const MOST_SCOPES: usize = 1024;
-
-/// How the bridge works.
-#[derive(Clone, Debug)]
-pub struct PackOptions {
-    /// Threads that fetch and verify.
-    pub fetch_threads: usize,
-    /// Most bytes between store and engine, where the engine's memory cannot be written in place. Two blocks for each thread are used at most: buffers that are used again are
-    /// in the processor's caches, and fresh pages would cost more than the copy into them.
-    pub ahead_bytes: usize,
-    /// Most bytes that one restore may fetch; what would need more is computed. `None`: as many as the engine has memory for.
-    pub restore_bytes: Option<usize>,
-    /// Longest time of a restore; one that has not ended by then is given up. `None`: as long as it gets on.
-    pub restore_time: Option<Duration>,
-    /// Keep what is computed. Without it only what is there is used.
-    pub publish: bool,
-    /// Shortest prefix worth keeping (positions).
-    pub least_positions: usize,
-    /// While the engine computes, publishing rests this many times as long as it works.
-    pub rest: u32,
-    /// The files of the weights, draft included: nothing is published once one of them was written to.
-    pub weights: Vec<Arc<WeightsFiles>>,
-}
-
-impl Default for PackOptions {
-    fn default() -> Self {
-        let cores = std::thread::available_parallelism().map_or(2, usize::from);
-        Self {
-            fetch_threads: cores.clamp(1, 4),
-            ahead_bytes: 48 << 20,
-            restore_bytes: None,
-            restore_time: None,
-            publish: true,
-            least_positions: muser_kv::BLOCK_LEN,
-            rest: 49,
-            weights: Vec::new(),
-        }
-    }
-}
-
-/// What all threads share.
-pub(crate) struct Shared {
-    pub(crate) library: Library,
-    /// Everybody's scope.
-    pub(crate) scope: Scope,
-    /// Those of others that were used lately.
-    scopes: Mutex<HashMap<CacheScope, Scope>>,
-    pub(crate) options: PackOptions,
-    pub(crate) queries: WorkQueue<PrefixQuery>,
-    pub(crate) fetches: WorkQueue<Arc<FetchJob>>,
-    pub(crate) offers: WorkQueue<PrefixOffer>,
-    pub(crate) buffers: Arc<Buffers>,
-    pub(crate) counters: Counters,
-    /// Somebody waits for publications: go on without rests.
-    pub(crate) hurries: AtomicUsize,
-    pub(crate) closed: AtomicBool,
-}
-
-impl Shared {
-    /// The packs' scope of a scope of the engine: a tenant of its own, under the same identity.
-    pub(crate) fn scope_of(&self, scope: CacheScope) -> Scope {
-        if scope.is_default() {
-            return self.scope.clone();
-        }
-        let mut scopes = self.scopes.lock().unwrap_or_else(PoisonError::into_inner);
-        if scopes.len() >= MOST_SCOPES {
-            scopes.clear();
-        }
-        let tenant = || self.library.scope_for(self.scope.identity().clone(), scope);
-        scopes.entry(scope).or_insert_with(tenant).clone()
-    }
-}
 
 /// The engine's end. When the engine drops it, all threads end.
 pub struct PackSource {

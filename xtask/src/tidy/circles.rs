@@ -6,7 +6,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::tree::File;
 
 /// Crates without a circle of files.
-const STRAIGHT: &[&str] = &["muser-engine", "muser-gguf", "muser-hub", "muser-kv"];
+const STRAIGHT: &[&str] = &[
+    "muser-backend",
+    "muser-engine",
+    "muser-gguf",
+    "muser-hub",
+    "muser-image",
+    "muser-kv",
+    "muser-model",
+    "muser-pack",
+    "muser-prefix",
+    "muser-testkit",
+];
 
 /// A module's path inside its crate.
 type Module = Vec<String>;

@@ -4,7 +4,8 @@ use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
 use muser_model::{Draft, DraftLayer, Model};
 
 use super::kv::{KvRow, KvStore, LayerShape};
-use super::{dequantize, ops, product};
+use super::matrix::{dequantize, product};
+use super::ops;
 use crate::{DraftBatch, DraftInfo, DraftSeq};
 
 /// A draft model beside its target. Its layers are the KV store's layers from `first_layer` on.

@@ -2,7 +2,8 @@
 
 use muser_model::{LayerNorm, Linear, Projector};
 
-use super::{ops, product};
+use super::matrix::product;
+use super::ops;
 use crate::arith::vision::{self, PatchGrid, PositionRule};
 use crate::{ExecError, TowerImage, TowerInfo};
 

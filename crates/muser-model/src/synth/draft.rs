@@ -6,7 +6,7 @@
 use muser_gguf::{GgmlType, GgufHeader, GgufWriter, Value};
 
 use super::fill::Fill;
-use super::{Mix, Planned, with_tensors};
+use super::plan::{Mix, Planned, with_tensors};
 use crate::{DFLASH_ARCHITECTURE, DflashConfig, ModelError};
 
 pub(super) fn lay_out(

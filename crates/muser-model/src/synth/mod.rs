@@ -12,56 +12,14 @@ mod plan;
 mod projector;
 mod vocabulary;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use muser_gguf::{GgmlType, GgufHeader, GgufWriter};
 
-pub use plan::{Mix, Preset};
+pub use plan::{Mix, Preset, SynthOptions};
+use plan::{Planned, with_tensors};
 
 use crate::{DflashConfig, Geometry, ModelError, VisionConfig};
-use fill::Fill;
-
-/// What to make.
-#[derive(Clone, Debug)]
-pub struct SynthOptions {
-    /// Shape of the model, unless `geometry` says otherwise.
-    pub preset: Preset,
-    /// Types of the matrices.
-    pub mix: Mix,
-    /// Another seed gives other weights.
-    pub seed: u64,
-    /// A tiktoken file (lines of base64 and rank) whose vocabulary is used; without it a small byte-level one is made.
-    pub tokenizer_model: Option<PathBuf>,
-    /// Shape in place of the preset's.
-    pub geometry: Option<Geometry>,
-    /// Types for tensors whose name contains the text, or begins with what follows `^`; the first that fits counts.
-    pub overrides: Vec<(String, GgmlType)>,
-    /// Write `sliding_window_pattern` as a period, which some files have in place of one bool for each layer.
-    pub scalar_pattern: bool,
-}
-
-impl SynthOptions {
-    /// A preset with a mix, seed 1.
-    pub fn new(preset: Preset, mix: Mix) -> SynthOptions {
-        SynthOptions {
-            preset,
-            mix,
-            seed: 1,
-            tokenizer_model: None,
-            geometry: None,
-            overrides: Vec::new(),
-            scalar_pattern: false,
-        }
-    }
-}
-
-/// One tensor to be made.
-struct Planned {
-    name: String,
-    dims: Vec<u64>,
-    ty: GgmlType,
-    fill: Fill,
-}
 
 /// Writes a file at the speed of the disk, in memory that does not grow with it. `progress` is given bytes done and bytes
 /// in total. The file appears under its name only when it is whole.
@@ -171,17 +129,6 @@ fn lay_out(options: &SynthOptions) -> Result<(GgufHeader, Vec<Planned>), ModelEr
     plan::metadata(&mut writer, &geometry, options)?;
     vocabulary.write(&mut writer)?;
     with_tensors(writer, tensors)
-}
-
-/// The header of a file whose metadata is written, and its tensors.
-fn with_tensors(
-    mut writer: GgufWriter,
-    tensors: Vec<Planned>,
-) -> Result<(GgufHeader, Vec<Planned>), ModelError> {
-    for tensor in &tensors {
-        writer.tensor(&tensor.name, &tensor.dims, tensor.ty)?;
-    }
-    Ok((writer.finish(), tensors))
 }
 
 #[cfg(test)]

@@ -7,8 +7,8 @@ use std::sync::mpsc;
 
 use muser_gguf::{GgufError, GgufHeader};
 
-use super::Planned;
 use super::fill::{fill, key_of};
+use super::plan::Planned;
 use crate::ModelError;
 
 /// Bytes of a piece, about: large enough for the disk, small enough for the cache.

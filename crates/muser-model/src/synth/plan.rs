@@ -1,13 +1,56 @@
 //! Which tensors and keys a synthetic file has.
 
-use muser_gguf::{GgmlType, GgufWriter, Value};
+use std::path::PathBuf;
+
+use muser_gguf::{GgmlType, GgufHeader, GgufWriter, Value};
 
 use super::fill::Fill;
-use super::{Planned, SynthOptions};
 use crate::{ARCHITECTURE, DflashConfig, Geometry, ModelError, VisionConfig};
 
 /// Factor that the released model's `attn_q_norm` vectors carry.
 const Q_NORM: f32 = 3.87;
+
+/// What to make.
+#[derive(Clone, Debug)]
+pub struct SynthOptions {
+    /// Shape of the model, unless `geometry` says otherwise.
+    pub preset: Preset,
+    /// Types of the matrices.
+    pub mix: Mix,
+    /// Another seed gives other weights.
+    pub seed: u64,
+    /// A tiktoken file (lines of base64 and rank) whose vocabulary is used; without it a small byte-level one is made.
+    pub tokenizer_model: Option<PathBuf>,
+    /// Shape in place of the preset's.
+    pub geometry: Option<Geometry>,
+    /// Types for tensors whose name contains the text, or begins with what follows `^`; the first that fits counts.
+    pub overrides: Vec<(String, GgmlType)>,
+    /// Write `sliding_window_pattern` as a period, which some files have in place of one bool for each layer.
+    pub scalar_pattern: bool,
+}
+
+impl SynthOptions {
+    /// A preset with a mix, seed 1.
+    pub fn new(preset: Preset, mix: Mix) -> SynthOptions {
+        SynthOptions {
+            preset,
+            mix,
+            seed: 1,
+            tokenizer_model: None,
+            geometry: None,
+            overrides: Vec::new(),
+            scalar_pattern: false,
+        }
+    }
+}
+
+/// One tensor to be made.
+pub(super) struct Planned {
+    pub(super) name: String,
+    pub(super) dims: Vec<u64>,
+    pub(super) ty: GgmlType,
+    pub(super) fill: Fill,
+}
 
 /// A named shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -165,6 +208,17 @@ fn k_type(name: &str) -> Option<GgmlType> {
     GgmlType::from_name(name).filter(|ty| {
         matches!(ty, GgmlType::Q2_K | GgmlType::Q3_K | GgmlType::Q4_K | GgmlType::Q5_K | GgmlType::Q6_K)
     })
+}
+
+/// The header of a file whose metadata is written, and its tensors.
+pub(super) fn with_tensors(
+    mut writer: GgufWriter,
+    tensors: Vec<Planned>,
+) -> Result<(GgufHeader, Vec<Planned>), ModelError> {
+    for tensor in &tensors {
+        writer.tensor(&tensor.name, &tensor.dims, tensor.ty)?;
+    }
+    Ok((writer.finish(), tensors))
 }
 
 pub(super) fn geometry(options: &SynthOptions) -> Geometry {

@@ -3,7 +3,7 @@
 use muser_gguf::{GgmlType, GgufHeader, GgufWriter, Value};
 
 use super::fill::Fill;
-use super::{Mix, Planned, with_tensors};
+use super::plan::{Mix, Planned, with_tensors};
 use crate::vision::contract;
 use crate::{ModelError, VISION_ARCHITECTURE, VisionConfig};
 

@@ -27,8 +27,9 @@ use muser_kv::{KvGroup, Unit};
 use super::{Library, Published};
 use crate::encode::{Reader, Writer};
 use crate::keys::{KeyRing, TenantKeys};
+use crate::kind::Kind;
 use crate::manifest::{Block, MAX_POSITIONS, Manifest, chain, chain_root};
-use crate::object::{ALIGNMENT, Kind, OpenedObject, SealedObject, Spec, content_id, seal};
+use crate::object::{ALIGNMENT, OpenedObject, SealedObject, Spec, content_id, seal};
 use crate::store::{ReadAt, read_exact_at};
 use crate::{Area, ObjectName, PackError, PackId, Refusal, SegmentId};
 

@@ -20,22 +20,23 @@ mod watch;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use muser_kv::{CacheScope, KvGroup, Unit};
 
 use crate::counters::add;
 use crate::identity::Digest;
 use crate::keys::{KeyRing, TenantKeys};
+use crate::kind::Kind;
 use crate::manifest::{ChainKey, Manifest, chain, chain_root};
-use crate::object::{Kind, OpenedObject};
+use crate::object::OpenedObject;
 use crate::store::{Activity, CatalogStore, PackStore};
 use crate::{Counters, Identity, ObjectName, PackError, PackId, Refusal, SegmentId};
 
 use anchor::Anchor;
 use catalog::{Changes, Entry, View};
 use index::Index;
-use key_watch::KeyWatch;
+use key_watch::WatchedKeys;
 use watch::StoreWatch;
 
 pub use lookup::Plan;
@@ -81,12 +82,11 @@ pub struct Library {
 
 struct Shared {
     store: Arc<dyn PackStore>,
-    keys: RwLock<Arc<KeyRing>>,
+    keys: WatchedKeys,
     options: LibraryOptions,
     writer: Mutex<View>,
     index: Mutex<Index>,
     counters: Counters,
-    watch: KeyWatch,
     others: StoreWatch,
     /// What is known of records, by place in the catalog and revision, so that listing them reads each only once.
     record_infos: Mutex<HashMap<[u8; 32], RecordInfo>>,
@@ -156,9 +156,8 @@ impl Library {
         let anchor = Anchor::new(options.anchor.clone(), store.place());
         let shared = Shared {
             store,
-            keys: RwLock::new(Arc::new(keys)),
+            keys: WatchedKeys::new(keys, options.key_file.clone()),
             writer: Mutex::new(View::new(anchor)),
-            watch: KeyWatch::new(options.key_file.clone()),
             others: StoreWatch::default(),
             options,
             index: Mutex::default(),
@@ -200,6 +199,14 @@ impl Library {
         self.shared.refresh(&mut writer).map_err(|error| self.shared.counters.failed(error))
     }
 
+    /// Takes in what other processes have published and removed, if that is due: at most four times a second, and at the
+    /// price of one question to the file system while nothing has changed. It never waits for a publication of this process.
+    pub fn keep_up(&self) {
+        if let Err(error) = self.shared.keep_up() {
+            self.shared.counters.failed(error);
+        }
+    }
+
     /// All packs, oldest first.
     pub fn packs(&self) -> Vec<PackInfo> {
         let index = self.shared.index();
@@ -234,6 +241,11 @@ impl Library {
     /// The keys in use.
     pub fn keys(&self) -> Arc<KeyRing> {
         self.shared.keys()
+    }
+
+    /// Uses these keys from now on: after a rotation. They must have the same base secret.
+    pub fn set_keys(&self, keys: KeyRing) -> Result<(), PackError> {
+        self.shared.keys.set(keys)
     }
 
     fn writer(&self) -> MutexGuard<'_, View> {
@@ -292,6 +304,34 @@ impl std::fmt::Debug for Scope {
 impl Shared {
     fn index(&self) -> MutexGuard<'_, Index> {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The keys to read with.
+    fn keys(&self) -> Arc<KeyRing> {
+        if let Err(error) = self.keys.look(false) {
+            // What is there can still be read; the next thing that is written says what is wrong.
+            self.counters.failed(error);
+        }
+        self.keys.ring()
+    }
+
+    /// The keys to seal with: those that the file has now.
+    fn sealing_keys(&self) -> Result<Arc<KeyRing>, PackError> {
+        self.keys.look(true)?;
+        Ok(self.keys.ring())
+    }
+
+    fn keep_up(&self) -> Result<(), PackError> {
+        if !self.others.is_behind(self.store.catalog())? {
+            return Ok(());
+        }
+        let mut view = match self.writer.try_lock() {
+            Ok(view) => view,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            // Whoever holds it has just looked.
+            Err(TryLockError::WouldBlock) => return Ok(()),
+        };
+        self.refresh(&mut view)
     }
 
     /// Brings view and index up to date.

@@ -9,8 +9,9 @@ use super::catalog::{Entry, View};
 use super::{Lease, Library, Scope, Shared};
 use crate::counters::{add, add_time};
 use crate::keys::now_unix_s;
+use crate::kind::Kind;
 use crate::manifest::{Block, ChainKey, MAX_POSITIONS, Manifest};
-use crate::object::{Kind, SealedObject, Spec, chunk_bytes, content_id, seal};
+use crate::object::{SealedObject, Spec, chunk_bytes, content_id, seal};
 use crate::store::{LockedCatalog, Put};
 use crate::{ObjectName, PackError, PackId, Refusal, SegmentId};
 

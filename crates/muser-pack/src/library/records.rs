@@ -10,7 +10,8 @@ use std::sync::{MutexGuard, PoisonError};
 use super::{Library, Shared};
 use crate::encode::{Reader, Writer};
 use crate::keys::KeyRing;
-use crate::object::{Kind, Spec, seal};
+use crate::kind::Kind;
+use crate::object::{Spec, seal};
 use crate::store::Put;
 use crate::{Area, ObjectName, PackError, Refusal};
 

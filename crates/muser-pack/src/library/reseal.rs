@@ -3,7 +3,8 @@
 use super::catalog::Entry;
 use super::records::{Expect, object_id};
 use super::{Library, Shared};
-use crate::object::{Kind, Spec, seal};
+use crate::kind::Kind;
+use crate::object::{Spec, seal};
 use crate::{Area, ObjectName, PackError, PackId};
 
 /// What was sealed anew.

@@ -13,7 +13,7 @@ use muser_kv::KvGroup;
 
 use super::{Library, Scope, Segment, Shared};
 use crate::counters::{add, add_time};
-use crate::object::Kind;
+use crate::kind::Kind;
 use crate::{PackError, Refusal};
 
 /// Scratch buffers kept for the next restore.

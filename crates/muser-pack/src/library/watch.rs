@@ -1,9 +1,8 @@
 //! What other processes publish in the same store, seen without being asked to.
 
-use std::sync::{Mutex, PoisonError, TryLockError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{Library, Shared};
 use crate::PackError;
 use crate::store::{CatalogStamp, CatalogStore};
 
@@ -26,7 +25,7 @@ impl StoreWatch {
     }
 
     /// Is it time to look again, and has anything changed?
-    fn is_behind(&self, catalog: Option<&dyn CatalogStore>) -> Result<bool, PackError> {
+    pub(super) fn is_behind(&self, catalog: Option<&dyn CatalogStore>) -> Result<bool, PackError> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let interval = if catalog.is_some() { INTERVAL } else { LISTING_INTERVAL };
         let Some((looked, seen)) = last.as_mut().filter(|(looked, _)| looked.elapsed() >= interval) else {
@@ -36,30 +35,5 @@ impl StoreWatch {
         let Some(catalog) = catalog else { return Ok(true) };
         let now = catalog.stamp()?;
         Ok(now.is_none() || now != *seen)
-    }
-}
-
-impl Library {
-    /// Takes in what other processes have published and removed, if that is due: at most four times a second, and at the
-    /// price of one question to the file system while nothing has changed. It never waits for a publication of this process.
-    pub fn keep_up(&self) {
-        if let Err(error) = self.shared.keep_up() {
-            self.shared.counters.failed(error);
-        }
-    }
-}
-
-impl Shared {
-    fn keep_up(&self) -> Result<(), PackError> {
-        if !self.others.is_behind(self.store.catalog())? {
-            return Ok(());
-        }
-        let mut view = match self.writer.try_lock() {
-            Ok(view) => view,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            // Whoever holds it has just looked.
-            Err(TryLockError::WouldBlock) => return Ok(()),
-        };
-        self.refresh(&mut view)
     }
 }

@@ -1,7 +1,8 @@
 //! Bytes that somebody changed: each change is refused, each with its own reason, and nothing of it is seen.
 
 use super::*;
-use crate::object::{Kind, Spec, seal};
+use crate::kind::Kind;
+use crate::object::{Spec, seal};
 use crate::{Area, ObjectName};
 
 /// A store with one pack of one and a half blocks.
