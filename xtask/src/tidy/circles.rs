@@ -7,6 +7,7 @@ use crate::tree::File;
 
 /// Crates without a circle of files.
 const STRAIGHT: &[&str] = &[
+    "muser",
     "muser-backend",
     "muser-engine",
     "muser-gguf",

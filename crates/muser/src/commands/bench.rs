@@ -10,6 +10,7 @@ mod drafting;
 mod noise;
 mod plan;
 mod report;
+mod results;
 pub(super) mod stats;
 mod subject;
 
@@ -26,7 +27,8 @@ use muser_model::cost::{Cost, CostOptions};
 use self::compare::Comparison;
 use self::noise::Counters;
 use self::plan::Test;
-use self::report::{Rep, Report, TestResult};
+use self::report::Report;
+use self::results::{Rep, TestResult};
 use self::stats::{median, round, spread};
 use self::subject::Subject;
 use crate::cli::{BackendChoice, BenchArgs, CompanionChoice, RepackChoice};

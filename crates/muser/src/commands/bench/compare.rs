@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::report::TestResult;
+use super::results::TestResult;
 use super::stats::{median, round};
 
 /// The other side of a comparison.
@@ -126,7 +126,7 @@ impl Comparison {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::bench::report::Rep;
+    use crate::commands::bench::results::Rep;
 
     #[test]
     fn places_of_the_command_are_filled_and_quoted() {

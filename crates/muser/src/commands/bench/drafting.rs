@@ -19,7 +19,7 @@ use muser_text::{Specials, Tokenizer};
 use serde::Serialize;
 
 use super::noise::Counters;
-use super::report::{Rep, TestResult};
+use super::results::{Rep, TestResult};
 use super::stats::{median, round, spread};
 use crate::cli::{BenchArgs, CompanionChoice};
 use crate::model_file::ModelSource;
