@@ -1,5 +1,5 @@
 //! Writes, syncs and renames whose order decides what a power cut leaves. A killed process leaves what it wrote; what was
-//! not synced is lost only with the power. So tests look at the order itself ([`recorded`]).
+//! not synced is lost only with the power. So tests look at the order itself (`recorded`).
 
 use std::fs::File;
 use std::io::{self, Write as _};

@@ -1,5 +1,5 @@
 //! Acts whose order decides what a power cut leaves. Kill points show what a killed process leaves, whose bytes the system
-//! still has; what was not synced is lost only with the power. So tests look at the order itself ([`recorded`]).
+//! still has; what was not synced is lost only with the power. So tests look at the order itself (`recorded`).
 
 use std::path::Path;
 
