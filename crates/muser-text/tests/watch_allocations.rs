@@ -128,6 +128,28 @@ fn a_hostile_template_takes_bounded_memory() {
         "{% for i in range(90000) %}{% for j in range(90000) %}0123456789abcdef{% endfor %}{% endfor %}"
             .to_owned(),
         "{{ messages[0].content * 100000000 }}".to_owned(),
+        // Lists that share their parts are small until something walks them.
+        doubled("['0123456789abcdef']", "ns.x + ns.x"),
+        doubled("['0123456789abcdef']", "ns.x * 2"),
+        doubled("['0123456789abcdef']", "2 * ns.x + [1]"),
+        doubled("['0123456789abcdef']", "[ns.x, ns.x]"),
+        doubled("['0123456789abcdef']", "(ns.x, ns.x)"),
+        doubled("['0123456789abcdef']", "{'a': ns.x, 'b': ns.x}"),
+        doubled("['0123456789abcdef']", "dict(a=ns.x, b=ns.x)"),
+        doubled("['0123456789abcdef']", "ns.x | chain(ns.x)"),
+        doubled("['0123456789abcdef']", "ns.x | zip(ns.x)"),
+        doubled("['0123456789abcdef']", "namespace(a=ns.x, b=ns.x)"),
+        doubled("['0123456789abcdef']", "[ns, ns]"),
+        "{{ ((['0123456789abcdef'] * 100000000) ~ '') | length }}".to_owned(),
+        "{{ (((['0123456789abcdef'] * 10000) * (2 * 5000)) ~ '') | length }}".to_owned(),
+        "{{ ((([1] * 10000) | map('chain', [1] * 10000)) ~ '') | length }}".to_owned(),
+        "{% macro m(l, n) %}{{ m(l + l, n + 1) if n < 60 else l ~ '' }}{% endmacro %}{{ m([1], 0) }}".to_owned(),
+        // Compared often, and deep in each other.
+        "{% set a = range(90000) | list %}{% set b = range(90000) | list %}{% for i in range(90000) %}{% for j in range(90000) %}{% if a != b %}x{% endif %}{% endfor %}{% endfor %}".to_owned(),
+        "{% set a = [range(90000) | list] %}{% for i in range(90000) %}{% if a | select('eq', [] + a[0]) | list %}x{% endif %}{% endfor %}".to_owned(),
+        "{% set ns = namespace(x=[]) %}{% for i in range(90000) %}{% set ns.x = [ns.x] %}{% endfor %}".to_owned(),
+        "{% set ns = namespace(x=[1]) %}{% for i in range(90000) %}{% set ns.x = ns.x * 1 %}{% set ns.x = ns.x[0:] | reverse %}{% endfor %}{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}".to_owned(),
+        "{% set ns = namespace(x=1) %}{% for i in range(90000) %}{% set n = namespace() %}{% set n.x = ns.x %}{% set ns.x = n %}{% endfor %}".to_owned(),
     ] {
         let begun = Instant::now();
         let (outcome, most) = most_held(|| {

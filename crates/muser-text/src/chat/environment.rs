@@ -13,8 +13,8 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind};
 pub(crate) const RAISED: &str = "raised: ";
 
 /// Budget of one rendering: about one unit for an instruction and one for 64 bytes of data. What a template may take grows
-/// with what it is given: a hostile one that doubles a string ends at 128 MiB of them, not when memory is full. (Lists that are
-/// added or repeated are promises in this engine, which charges for what becomes of them; it misses a chain of 33 additions.)
+/// with what it is given: a hostile one that doubles a string ends at 128 MiB of them, not when memory is full. What the
+/// engine does not charge for, lists that share their parts, [`super::bounded`] does.
 pub(crate) fn fuel(context_bytes: usize) -> u64 {
     (LEAST_FUEL + FUEL_PER_BYTE * context_bytes as u64).min(MOST_FUEL)
 }
@@ -25,20 +25,24 @@ const MOST_FUEL: u64 = 50_000_000;
 
 const RECURSION_LIMIT: usize = 200;
 
-/// An environment without templates.
-pub(crate) fn sandbox(clock: Clock) -> Result<Environment<'static>, TextError> {
-    let mut environment = Environment::new();
-    // The settings under which Hugging Face renders chat templates.
-    let syntax = SyntaxConfig::builder()
+/// The settings under which Hugging Face renders chat templates.
+pub(crate) fn syntax() -> Result<SyntaxConfig, TextError> {
+    SyntaxConfig::builder()
         .trim_blocks(true)
         .lstrip_blocks(true)
         .build()
-        .map_err(|e| TextError::Template { line: None, what: e.to_string() })?;
-    environment.set_syntax(syntax);
+        .map_err(|e| TextError::Template { line: None, what: e.to_string() })
+}
+
+/// An environment without templates.
+pub(crate) fn sandbox(clock: Clock) -> Result<Environment<'static>, TextError> {
+    let mut environment = Environment::new();
+    environment.set_syntax(syntax()?);
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_fuel(Some(fuel(0)));
     environment.set_recursion_limit(RECURSION_LIMIT);
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    super::bounded::install(&mut environment);
     environment.add_filter("tojson", python_json::tojson);
     environment.add_function("raise_exception", |message: String| -> Result<(), Error> {
         Err(Error::new(ErrorKind::InvalidOperation, format!("{RAISED}{message}")))

@@ -4,6 +4,7 @@
 //! with a budget and without access to anything ([`environment`]), and nothing that a conversation says can become a
 //! control token ([`shield`]), although the rendered prompt is tokenised with markers on.
 
+mod bounded;
 mod clock;
 mod cut_json;
 mod environment;
@@ -100,8 +101,9 @@ impl ChatTemplate {
     /// Compiles a template that sees another clock.
     pub fn compile_with_clock(source: &str, clock: Clock) -> Result<ChatTemplate, TextError> {
         let mut environment = environment::sandbox(clock)?;
-        environment
-            .add_template_owned(NAME, environment::without_generation_tags(source))
+        let source = environment::without_generation_tags(source);
+        bounded::without_constant_products(&source, environment::syntax()?)
+            .and_then(|source| environment.add_template_owned(NAME, source))
             .map_err(|e| template_error(&e))?;
         let mut template =
             ChatTemplate { environment, drops_late_systems: false, drops_text_beside_calls: false };
@@ -216,8 +218,10 @@ impl ChatTemplate {
     fn run(&self, context: &Value) -> Result<String, TextError> {
         let mut environment = self.environment.clone();
         environment.set_fuel(Some(environment::fuel(bytes_of(context))));
-        let template = environment.get_template(NAME).map_err(|e| template_error(&e))?;
-        template.render(TemplateValue::from(Serde(context))).map_err(|e| template_error(&e))
+        let template = self.environment.get_template(NAME).map_err(|e| template_error(&e))?;
+        let context = TemplateValue::from(Serde(context));
+        bounded::render(&environment, NAME, template.source(), environment::syntax()?, context)
+            .map_err(|e| template_error(&e))
     }
 }
 

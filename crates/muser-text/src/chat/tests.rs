@@ -370,6 +370,34 @@ fn what_model_templates_use_is_there() {
         ("{% if true %}\n  y\n{% endif %}\nz", "  y\nz"),
         ("{{ bos_token }}{{ eos_token }}", "<|begin_of_text|><|end_of_text|>"),
         ("{{ tools is defined }}", "False"),
+        // Lazy lists are lists, where they are made, and programs with checks do what they did.
+        ("{% set l = [1] %}{% for i in range(40) %}{% set l = l + [i] %}{% endfor %}{{ l }}", "[1]"),
+        (
+            "{% set n = namespace(l=[]) %}{% for i in range(40) %}{% set n.l = n.l + [i] %}{% endfor %}{{ n.l[38:] + [n.l | length] }}",
+            "[38, 39, 40]",
+        ),
+        ("{{ [1, 2] * 2 }}{{ ([3] * 2)[1] }}{{ 'ab' * 2 }}{{ 1 + 2 * 3 }}", "[1, 2, 1, 2]3abab7"),
+        (
+            "{{ messages[::-1][0].role if messages | length == 1 else 'b' }}{{ none or [1] and [2] }}",
+            "user[2]",
+        ),
+        (
+            "{% macro m(a, b=[2]) %}{% if a %}{{ a[0] }}{{ m(a[1:]) }}{% else %}{{ b + [3] }}{% endif %}{% endmacro %}{{ m([7, 8]) }}",
+            "78[2, 3]",
+        ),
+        (
+            "{% for x in [1, [2, 3]] recursive %}{% if x is iterable %}({{ loop(x) }}){% else %}{{ x }}{% endif %}{% endfor %}",
+            "1(23)",
+        ),
+        (
+            "{% for k, v in {'a': 1, 'b': 2}.items() if v != 1 %}{{ k }}{% continue %}{% else %}-{% endfor %}{{ 1 < 2 < 3 }}",
+            "bTrue",
+        ),
+        (
+            "{% macro c() %}<{{ caller([5] + [6]) }}>{% endmacro %}{% block a %}{{ [1] + [2] }}{% endblock %}{% call(x) c() %}{{ x }}{% endcall %}",
+            "[1, 2]<[5, 6]>",
+        ),
+        ("{{ messages | map(attribute='role') | list }}{{ nothing }}", "['user']"),
         ("{{ messages[::-1] | length }}", "1"),
         ("{% for m in messages %}{{ loop.last }}{{ loop.index0 }}{% endfor %}", "True0"),
     ];
