@@ -17,7 +17,7 @@
 //
 // `round_*` and `wide_rounded` are the fast variant with bits of its own: weights are rounded to 8 bits with a scale per 256
 // of a row, so one digit is left, there are no mins, and segments do not matter.
-#include "tiles.cuh"
+#include "digits.cuh"
 #include "wgmma.cuh"
 #include "barriers.cuh"
 
@@ -68,81 +68,11 @@ template <bool SIGNED> DEVICE void wgmma(int (&c)[64], u64 a, u64 b, int accumul
   else WGMMA("u8");
 #undef WGMMA
 }
-template <int QT> struct Weights;
-
-template <bool FIVE> struct WeightsMin {
-  static constexpr bool SIGNED = false, TOGETHER = false;
-  static constexpr int BASE = 8;
-  // One digit of the scales times the weights.
-  DEVICE static void digits(u32 (&a)[8][4], u32 w, int g, int lane, int shift) {
-    const uint4 m = lds128(w + (FIVE ? 2560 : 2048) + g * 32);
-    const u32 s[2][2] = {{((((m.x & 0x0F0F0F0Fu) | ((m.z << 4) & 0x30303030u))) >> shift) & 0x07070707u,
-                          (((((m.x >> 4) & 0x0F0F0F0Fu) | ((m.z << 2) & 0x30303030u))) >> shift) & 0x07070707u},
-                         {((((m.y & 0x0F0F0F0Fu) | (m.z & 0x30303030u))) >> shift) & 0x07070707u,
-                          (((((m.y >> 4) & 0x0F0F0F0Fu) | ((m.z >> 2) & 0x30303030u))) >> shift) & 0x07070707u}};
-    uint4 fifth;
-    if constexpr (FIVE) fifth = lds128(w + 2048 + lane * 16);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const uint4 q = lds128(w + i * 512 + lane * 16);
-#pragma unroll
-      for (int h = 0; h < 2; h++) {
-        const int grp = 2 * i + h;
-        const u32 qa = h ? q.z : q.x, qb = h ? q.w : q.y;
-        u32 v[4] = {qa & 0x0F0F0F0Fu, (qa >> 4) & 0x0F0F0F0Fu, qb & 0x0F0F0F0Fu, (qb >> 4) & 0x0F0F0F0Fu};
-        if constexpr (FIVE) {
-          auto bit = [&](u32 x) { return (grp < 4 ? x << (4 - grp) : x >> (grp - 4)) & 0x10101010u; };
-          v[0] |= bit(fifth.x); v[1] |= bit(fifth.y); v[2] |= bit(fifth.z); v[3] |= bit(fifth.w);
-        }
-        const u32 f0 = (u32)ubyte(s[0][grp >> 2], grp & 3), f1 = (u32)ubyte(s[1][grp >> 2], grp & 3);
-        a[grp][0] = v[0] * f0; a[grp][1] = v[1] * f1;  // at most 31 * 7 a byte: no carries
-        a[grp][2] = v[2] * f0; a[grp][3] = v[3] * f1;
-      }
-    }
-  }
-  DEVICE static void both(u32 (&)[8][4], u32 (&)[8][4], u32, int, int) {}
-};
+// What the products need to know of the digits.
+template <int QT> struct Weights : Digits<QT> {};
 template <> struct Weights<ROUNDED> {
   static constexpr bool SIGNED = true;
   static constexpr int BASE = 1;
-};
-template <> struct Weights<Q4K> : WeightsMin<false> {};
-template <> struct Weights<Q5K> : WeightsMin<true> {};
-// w = scale (q - 32) lies within 4096: w = 64 hi + lo, lo in -32..31. Two weights a register, biased so that no lane is
-// negative: 4 (w + 8224) has hi + 128 in its high and 4 (lo + 32) in its low byte. The low digit keeps its factor 4:
-// isum * 4 = 256 sum(hi x) + sum(4 lo x).
-template <> struct Weights<Q6K> {
-  static constexpr bool SIGNED = true, TOGETHER = true;
-  static constexpr int BASE = 256;
-  DEVICE static void digits(u32 (&)[8][4], u32, int, int, int) {}
-  DEVICE static void both(u32 (&hi)[8][4], u32 (&lo)[8][4], u32 w, int g, int lane) {
-#pragma unroll
-    for (int i = 0; i < 4; i++) {  // 64 values of k: words 6i .. 6i + 5 of 24
-      const u32 sc[2] = {lds32(w + 3072 + g * 32 + i * 4), lds32(w + 3072 + g * 32 + 16 + i * 4)};
-      u32 v[6];
-#pragma unroll
-      for (int f = 0; f < 3; f++) {
-        const int word = 6 * i + 2 * f;
-        const uint2 x = lds64(w + (word >> 2) * 512 + lane * 16 + (word & 3) * 4);
-        v[2 * f] = x.x;
-        v[2 * f + 1] = x.y;
-      }
-#pragma unroll
-      for (int h = 0; h < 2; h++) {
-        const u32 w0 = v[3 * h], w1 = v[3 * h + 1], w2 = v[3 * h + 2];
-        const u32 r[4] = {w0, w1, w2, ((w0 << 6) & 0xC0C0C0C0u) | ((w1 << 4) & 0x30303030u) | ((w2 << 2) & 0x0C0C0C0Cu)};
-#pragma unroll
-        for (int f = 0; f < 4; f++) {  // row g or g + 8, first or second 16 of the group
-          const int s = sbyte(sc[f & 1], 2 * h + (f >> 1));
-          const u32 bias = (u32)(s * -128 + 32896) * 0x10001u;
-          const u32 even = (r[f] ^ 0x80808080u) & 0x00FC00FCu, odd = ((r[f] ^ 0x80808080u) >> 8) & 0x00FC00FCu;  // 4 q
-          const u32 z0 = even * (u32)s + bias, z1 = odd * (u32)s + bias;
-          hi[2 * i + h][f] = __byte_perm(z0, z1, 0x7351) ^ 0x80808080u;
-          lo[2 * i + h][f] = __byte_perm(z0, z1, 0x6240) ^ 0x80808080u;
-        }
-      }
-    }
-  }
 };
 
 struct SplitArgs {
@@ -183,17 +113,13 @@ template <int QT> DEVICE u32 bring_tile(const SplitArgs& p, u8* tiles, int warp,
 
 // Writes the digits of 128 rows x 256 weights.
 template <int QT> DEVICE void split(const SplitArgs& p) {
-  using W = Weights<QT>;
   extern __shared__ __align__(128) u8 shared[];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2;
   const u32 mine = bring_tile<QT>(p, shared + image_bytes<QT>(), warp, lane);
   u32 a[2][8][4];
-  if constexpr (W::TOGETHER) {
-    W::both(a[0], a[1], mine, g, lane);
-  } else {
-    W::digits(a[0], mine, g, lane, 3);
-    W::digits(a[1], mine, g, lane, 0);
-  }
+  Digits<QT> unpack(mine, g, lane);
+#pragma unroll
+  for (int grp = 0; grp < 8; grp++) unpack.group(a[0][grp], a[1][grp], mine, lane, grp);
 #pragma unroll
   for (int d = 0; d < 2; d++) {
 #pragma unroll

@@ -18,7 +18,7 @@ pub struct KernelFile {
 }
 
 /// Headers that the files include.
-pub const HEADERS: [(&str, &str); 11] = [
+pub const HEADERS: [(&str, &str); 12] = [
     ("attention_wide.cuh", include_str!("../kernels/attention_wide.cuh")),
     ("tower_attention.cuh", include_str!("../kernels/tower_attention.cuh")),
     ("attention_digits.cuh", include_str!("../kernels/attention_digits.cuh")),
@@ -27,6 +27,7 @@ pub const HEADERS: [(&str, &str); 11] = [
     ("barriers.cuh", include_str!("../kernels/barriers.cuh")),
     ("blocks.cuh", include_str!("../kernels/blocks.cuh")),
     ("common.cuh", include_str!("../kernels/common.cuh")),
+    ("digits.cuh", include_str!("../kernels/digits.cuh")),
     ("tiles.cuh", include_str!("../kernels/tiles.cuh")),
     ("wgmma.cuh", include_str!("../kernels/wgmma.cuh")),
     ("wgmma_regs.cuh", include_str!("../kernels/wgmma_regs.cuh")),
