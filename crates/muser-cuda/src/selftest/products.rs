@@ -77,7 +77,7 @@ pub(super) fn check(
 ) -> Result<usize, CudaError> {
     let most = extent.tokens.iter().copied().max().unwrap_or(1);
     let x: Vec<f32> = (0..most * extent.k).map(|i| sample(random, i)).collect();
-    let bench = Bench { card, extent, x: &x };
+    let bench = Bench { card, extent, x: &x, large: Codes::new(&x, 256), small: Codes::new(&x, 32) };
     types.iter().map(|types| bench.check(types, random)).sum()
 }
 
@@ -95,6 +95,25 @@ struct Bench<'a> {
     card: &'a Card<'a>,
     extent: Extent,
     x: &'a [f32],
+    /// `x` as types with super-blocks multiply it, and as those with small blocks do.
+    large: Codes,
+    small: Codes,
+}
+
+/// Activations in int8, with a scale for each block.
+struct Codes {
+    block_len: usize,
+    q: Vec<i8>,
+    d: Vec<f32>,
+}
+
+impl Codes {
+    fn new(x: &[f32], block_len: usize) -> Self {
+        let mut q = vec![0i8; x.len()];
+        let blocks = x.chunks(block_len).zip(q.chunks_mut(block_len));
+        let d = blocks.map(|(x, q)| quantize_block(x, q)).collect();
+        Self { block_len, q, d }
+    }
 }
 
 impl Bench<'_> {
@@ -151,7 +170,7 @@ impl Bench<'_> {
             tiles.push(packed);
         }
         let name = types.iter().map(|t| t.name()).collect::<Vec<_>>().join("+");
-        let expected = Expected::new(&matrices, self.x, k, products.rounds());
+        let expected = Expected::new(&matrices, self, k, products.rounds());
 
         let most = self.x.len() / k;
         let activations = Activations::new(context, most, k, &[&product])?;
@@ -231,14 +250,13 @@ struct Expected {
 }
 
 impl Expected {
-    fn new(matrices: &[(GgmlType, usize, usize, Vec<u8>)], x: &[f32], k: usize, rounded: bool) -> Self {
-        let codes = |block_len: usize| {
-            let mut q = vec![0i8; x.len()];
-            let blocks = x.chunks(block_len).zip(q.chunks_mut(block_len));
-            let d: Vec<f32> = blocks.map(|(x, q)| quantize_block(x, q)).collect();
-            (q, d)
-        };
-        let (large, small) = (codes(256), codes(32));
+    fn new(
+        matrices: &[(GgmlType, usize, usize, Vec<u8>)],
+        bench: &Bench<'_>,
+        k: usize,
+        rounded: bool,
+    ) -> Self {
+        let x = bench.x;
         let mut rows = Vec::new();
         let mut columns: Vec<Vec<f32>> = Vec::new();
         for (ty, at, count, blocks) in matrices {
@@ -251,8 +269,8 @@ impl Expected {
                     columns.push(x.chunks(k).map(|x| float_product(&w, x)).collect());
                     continue;
                 }
-                let is_small = AnyKind::of(*ty) == Some(AnyKind::Small);
-                let (block_len, (q, d)) = if is_small { (32, &small) } else { (256, &large) };
+                let small = AnyKind::of(*ty) == Some(AnyKind::Small);
+                let Codes { block_len, q, d } = if small { &bench.small } else { &bench.large };
                 let codes = q.chunks(k).zip(d.chunks(k / block_len));
                 if rounded {
                     let row = RoundedRow::new(*ty, bytes);
@@ -260,7 +278,7 @@ impl Expected {
                     continue;
                 }
                 let row = ScalarRow::new(*ty, bytes, k);
-                columns.push(codes.map(|(q, d)| row.product(q, d, block_len)).collect());
+                columns.push(codes.map(|(q, d)| row.product(q, d, *block_len)).collect());
             }
         }
         let tokens = x.len() / k;
