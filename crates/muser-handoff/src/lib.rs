@@ -1,0 +1,40 @@
+//! Hand-off: one node reads a prompt, another one goes on from it, bit for bit.
+//!
+//! This crate knows frames, what both sides may do when (without sockets or clocks), TLS, and who may talk to whom. It knows no engine: `muser-node` glues it to one.
+//!
+//! **A consumer** lists its [`Peers`], asks some for a [`Quote`], makes a [`Series`] of what it lacks and hands it to
+//! [`Peers::fetch`] with a [`Sink`]. Chunks come in any order and are written where they belong; [`Sink::ready`] says that a
+//! stage (or at the end the cut) is complete and bound by the producer, the consumer switches and answers
+//! [`Fetching::installed`]. Whatever goes wrong ends in [`Sink::ended`] with the series and what it has: the same series may be
+//! given to the next node, which sends only what lacks. Full, delta and resumption are one request with different holdings.
+//!
+//! **A producer** implements [`Serving`]. A request that may be asked comes with an [`Outlet`]: it is admitted with
+//! [`Outlet::begin`], blocks are given as they become final ([`Outlet::block`] waits for the consumer's room, so memory is
+//! bounded), and STAGE and SEAL go by themselves when their chunks are sent.
+//!
+//! Nothing unsolicited is ever taken: a frame belongs to a transfer that was asked for with a fresh nonce, on this connection,
+//! and is not over. So there is no ledger of what was seen. The format is `docs/formats/handoff.md`.
+
+mod digest;
+mod encode;
+pub mod frame;
+mod ids;
+mod peers;
+mod plan;
+mod planes;
+mod ranges;
+mod refusal;
+mod series;
+
+pub use digest::{SeriesKey, prefix_digest};
+pub use frame::{Hello, Load, Part, Quote, Quoted, Reason, Request};
+pub use ids::{Digest, NodeKey, Nonce, TransferId};
+pub use peers::{
+    Answer, Ended, Facts, Fetch, FetchEnd, Fetching, Fit, Outlet, Peer, PeerState, Peers, RESUMPTION,
+    SILENCE, Serving, Sink,
+};
+pub use plan::{MAX_POSITIONS, MAX_STAGES, Place, Plan, Span};
+pub use planes::{Component, MAX_CHUNK_BYTES, Plane, Planes};
+pub use ranges::{MAX_RANGES, RangeSet};
+pub use refusal::{Refusal, Refusals};
+pub use series::{Series, Wanted};
