@@ -2,15 +2,17 @@
 //!
 //! A matrix product of one activation row `x` (K values) and one weight row is defined like this and never otherwise:
 //!
-//! 1. `x` is quantised by itself. Weight types with 256-value super-blocks (Q2_K to Q6_K, IQ4_XS) use one f32 scale per
-//!    256 values, types with 16- to 64-value blocks (Q8_0, Q4_0, ..., NVFP4) one per 32: [`quantize_block`].
+//! 1. `x` is quantised by itself. Weight types with 256-value super-blocks (Q2_K to Q6_K, IQ4_XS) and NVFP4 use one f32
+//!    scale per 256 values, types with 32-value blocks (Q8_0, Q4_0, ..., MXFP4) one per 32: [`quantize_block`].
 //! 2. Inside a super-block everything is an exact integer: `isum = sum_g sc[g] * sum_i q[i] * x[i]` and, for types with
 //!    mins, `msum = sum_g mn[g] * sum_i x[i]`, both in i32 (they cannot overflow).
 //! 3. Per super-block, ascending: `acc = fma(isum as f32, d_w * d_x, acc)`, then for types with mins
 //!    `acc = fma(-(msum as f32), dmin_w * d_x, acc)`. `d_w` is the f16 scale widened to f32, each product is rounded
-//!    once, `fma` rounds once. For small blocks the same per block: `isum` over the block (NVFP4: over 16 values, whose
-//!    scale is `U(d[g])`; MXFP4: `d_w = E(e)`), and `acc = fma(xsum as f32, m_w * d_x, acc)` for Q4_1 and Q5_1.
-//! 4. K is cut into [`Segments`], fixed per matrix; each starts from `acc = 0`, the sums are added ascending.
+//!    once, `fma` rounds once. For small blocks the same per block: `isum` over the block (MXFP4:
+//!    `d_w = E(e)`), and `acc = fma(xsum as f32, m_w * d_x, acc)` for Q4_1 and Q5_1. NVFP4 has sums of more than 32 bits and a
+//!    rule of its own: [`nvfp4`].
+//! 4. K is cut into [`Segments`], fixed per matrix; each starts from `acc = 0`, the sums are added ascending; the
+//!    matrix' factor, if it has one, is multiplied onto the result.
 //! 5. Float weights (F32, F16, BF16): 16 partial sums, value `k` goes to lane `k % 16` by `fma`, ascending; then lanes
 //!    are added as a tree: `l[i] + l[i + 8]`, `+ 4`, `+ 2`, `+ 1`. `x` stays f32. One segment.
 //!
@@ -26,6 +28,7 @@
 //! So one row or many, one thread or many, any instruction set and any backend give the same bits.
 
 pub mod attention;
+pub mod nvfp4;
 pub mod vision;
 
 /// Segment counts by what a matrix is for. They are part of the numeric route.

@@ -1,8 +1,10 @@
 //! What a draft model is asked: for each sequence an anchor token and how many proposals.
 
+use muser_gguf::GgmlType;
 use muser_kv::{BLOCK_LEN, BlockId};
 use muser_model::{Draft, Matrix, Model};
 
+use crate::route::NVFP4_REVISION;
 use crate::{ExecError, KvCapacity};
 
 /// What a draft model attached to an executor can do.
@@ -127,6 +129,10 @@ pub fn draft_mark(draft: &Draft) -> String {
     vector(&draft.output_norm);
     for l in &draft.layers {
         [&l.attn_norm, &l.attn_q_norm, &l.attn_k_norm, &l.ffn_norm].into_iter().for_each(|norm| vector(norm));
+    }
+    if draft_matrices(draft).any(|matrix| matrix.ty == GgmlType::NVFP4) {
+        // The revision of that arithmetic, which files without such matrices do not depend on.
+        hasher.update(NVFP4_REVISION.as_bytes());
     }
     for matrix in draft_matrices(draft) {
         let bytes = matrix.bytes();

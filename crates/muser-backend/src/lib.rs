@@ -14,6 +14,7 @@ mod executor;
 pub mod kv_layout;
 mod kv_type;
 mod reference;
+mod route;
 mod tower;
 
 // What `model` reckons costs with is what sequences take.
@@ -27,6 +28,7 @@ pub use error::ExecError;
 pub use executor::{DraftExecutor, Executor, ExecutorInfo, LentBlock, TowerExecutor, largest_of_draft};
 pub use kv_type::{KvCapacity, KvType};
 pub use reference::ReferenceExecutor;
+pub use route::numeric_route;
 pub use tower::{
     TowerImage, TowerInfo, TowerStage, check_projector, no_image, no_tower, picture_digest, projector_mark,
 };

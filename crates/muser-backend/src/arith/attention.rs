@@ -63,8 +63,8 @@ impl Digits {
     }
 }
 
-/// The numeric route of every backend that computes all of [`crate::arith`]: equal names, equal bits. Its number rises when
-/// any bit of any result may change.
+/// The numeric route of every backend that computes all of [`crate::arith`], without what a model adds to it
+/// ([`crate::numeric_route`]): equal names, equal bits. Its number rises when any bit of any result may change.
 pub fn route(kv: Digits) -> String {
     format!("exact-1/kv{}", 8 * kv.count())
 }

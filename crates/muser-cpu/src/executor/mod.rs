@@ -19,7 +19,7 @@ use muser_backend::arith::vision::PositionRule;
 use muser_backend::{
     DraftBatch, DraftExecutor, ExecError, Executor, ExecutorInfo, KvCapacity, KvType, LentBlock, StepBatch,
     StepOutput, TowerExecutor, TowerImage, TowerInfo, arith, check_projector, draft_mark, largest_of_draft,
-    no_tower,
+    no_tower, numeric_route,
 };
 use muser_gguf::GgmlType;
 use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
@@ -42,7 +42,7 @@ use plan::Plan;
 use step::{StepContext, ThreadScratch};
 use tower::Tower;
 
-/// The numeric route with KV in f16; with digits it is [`arith::attention::route`].
+/// The numeric route with KV in f16; with digits it is [`numeric_route`].
 const ROUTE: &str = "cpu-2/f16";
 
 /// Revision of the draft's context arithmetic; blocks that hold a draft's planes also name the draft.
@@ -121,7 +121,7 @@ impl CpuExecutor {
                 let bounds =
                     layers.map(|l| attention_bits::score_bound(&l.attn_q_norm, &l.attn_k_norm, head_dim));
                 check_scores("", bounds, attention_bits::MAX_LOG2_SCORE)?;
-                attention_bits::route(digits)
+                numeric_route(digits, &model)
             }
             (KvType::F16, _) => ROUTE.into(),
             (other, _) => {

@@ -1,5 +1,7 @@
 //! Memory of quantised activation rows, in the forms that matrices of a model read.
 
+use muser_backend::arith::nvfp4;
+
 use crate::kernels::matmul::{Input, PANEL, Panels, SUPER_SUMS};
 use crate::kernels::rows::QuantTarget;
 
@@ -16,16 +18,18 @@ pub(crate) struct PanelBuffers {
 impl PanelBuffers {
     /// Room for rows of up to `width` values.
     pub(crate) fn new(rows: usize, width: usize, super_blocks: bool, small_blocks: bool) -> Self {
-        let values = rows.next_multiple_of(PANEL) * width;
+        let rows = rows.next_multiple_of(PANEL);
+        let values = rows * width;
+        let blocks = if super_blocks { rows * width.div_ceil(256) } else { 0 };
         let large = if super_blocks { values } else { 0 };
         let small = if small_blocks { values } else { 0 };
         Self {
             super_q: vec![0; large],
-            super_d: vec![0.0; large / 256],
-            super_sums: vec![0; large / 256 * SUPER_SUMS],
+            super_d: vec![0.0; blocks],
+            super_sums: vec![0; blocks * SUPER_SUMS],
             small_q: vec![0; small],
             small_d: vec![0.0; small / 32],
-            small_sums: vec![0; small / 32 * 3],
+            small_sums: vec![0; small / 32],
         }
     }
 
@@ -66,8 +70,9 @@ impl PanelPointers {
     /// Target for `rows` rows of `k` values.
     pub(crate) fn target(&self, k: usize, rows: usize) -> QuantTarget {
         QuantTarget {
-            // A matrix of such a type has inputs of whole blocks, so inputs of another length need no such form.
-            super_blocks: (self.has_super && k.is_multiple_of(256)).then_some(self.super_blocks),
+            // A matrix of such a type has inputs of whole blocks (NVFP4 the smallest), so inputs of another length need no
+            // such form.
+            super_blocks: (self.has_super && k.is_multiple_of(nvfp4::BLOCK)).then_some(self.super_blocks),
             small_blocks: (self.has_small && k.is_multiple_of(32)).then_some(self.small_blocks),
             k,
             rows,

@@ -9,15 +9,20 @@
 
 use muser_gguf::GgmlType;
 
+use super::four::{self, Packed};
 use super::layout::{BlockShape, TILE_ROWS, ask_to_write, place_five, place_six};
 use super::matmul::{Finish, Product, SCRATCH, SUPER_SUMS, Storage, fetch, finish};
 use super::tile::{PanelBlock, stride};
 use super::unpack::{Words, high_nibbles, low_nibbles, shift_right};
 use crate::simd::Simd;
 
-/// Does [`tile`] have this type?
-pub(crate) fn has(ty: GgmlType) -> bool {
-    matches!(ty, GgmlType::Q4_K | GgmlType::Q5_K | GgmlType::Q6_K | GgmlType::Q8_0)
+/// Does [`tile`] have this type, with rows of `k` inputs?
+pub(crate) fn has(ty: GgmlType, k: usize) -> bool {
+    match ty {
+        GgmlType::Q4_K | GgmlType::Q5_K | GgmlType::Q6_K | GgmlType::Q8_0 => true,
+        GgmlType::NVFP4 => k.is_multiple_of(256),
+        _ => false,
+    }
 }
 
 /// Product of one row tile with `T` rows from row `row` of the step on, whose part of a panel is `x` (its first block).
@@ -36,10 +41,14 @@ pub(super) unsafe fn tile<S: Simd, const T: usize>(
     match p.matrix.ty {
         GgmlType::Q4_K => blocks::<S, T, 4>(p, shape, tile, row, x, scratch),
         GgmlType::Q5_K => blocks::<S, T, 5>(p, shape, tile, row, x, scratch),
+        GgmlType::NVFP4 => blocks::<S, T, FP4>(p, shape, tile, row, x, scratch),
         GgmlType::Q8_0 => blocks::<S, T, 8>(p, shape, tile, row, x, scratch),
         _ => blocks::<S, T, 6>(p, shape, tile, row, x, scratch),
     }
 }
+
+/// Stands for NVFP4 where else bits of a code tell the types apart.
+const FP4: usize = 0;
 
 #[inline(always)]
 unsafe fn blocks<S: Simd, const T: usize, const BITS: usize>(
@@ -55,7 +64,7 @@ unsafe fn blocks<S: Simd, const T: usize, const BITS: usize>(
     let width = stride::<S, T>(x);
     // Sizes of 256 inputs are constants here: a division in the way of an address keeps loads from running ahead.
     let (word_bytes, extra_bytes) = match BITS {
-        4 => (36 * 4 * TILE_ROWS, 0),
+        4 | FP4 => (36 * 4 * TILE_ROWS, 0),
         5 => (44 * 4 * TILE_ROWS, 0),
         6 => (52 * 4 * TILE_ROWS, 2 * TILE_ROWS),
         _ => (8 * 8 * 4 * TILE_ROWS, 8 * 2 * TILE_ROWS),
@@ -90,6 +99,7 @@ unsafe fn blocks<S: Simd, const T: usize, const BITS: usize>(
             let w = Words::<S>::new(words, part * S::N);
             match BITS {
                 4 => with_mins::<S, T, false>(&w, x, acc),
+                FP4 => four_bits::<S, T>(&w, x, acc),
                 5 => with_mins::<S, T, true>(&w, x, acc),
                 6 => six_bits::<S, T>(&w, extra, x, acc),
                 _ => eight_bits::<S, T>(&w, extra, (m.cols - block * 256).min(256) / 32, x, acc),
@@ -419,6 +429,74 @@ unsafe fn six_word<
         };
     }
     for_rows!(R, row);
+}
+
+/// NVFP4.
+#[inline(always)]
+unsafe fn four_bits<S: Simd, const T: usize>(w: &Words<S>, x: PanelBlock, acc: &mut [S::F; T]) {
+    let heads = [word::<S, T>(w, 0), word::<S, T>(w, 9), word::<S, T>(w, 18), word::<S, T>(w, 27)];
+    let scales = Packed::<S>::new(heads);
+    if scales.wide {
+        return four::wide_block::<S, T>(w, x, acc);
+    }
+    let mut isum = [S::i_splat(0); T];
+    four_quarter::<S, T, 0>(w, &x, &scales, &mut isum);
+    four_quarter::<S, T, 1>(w, &x, &scales, &mut isum);
+    four_quarter::<S, T, 2>(w, &x, &scales, &mut isum);
+    four_quarter::<S, T, 3>(w, &x, &scales, &mut isum);
+    let unit = scales.unit();
+    for t in 0..T {
+        let term = S::f_mul(S::f_from_i(isum[t]), unit);
+        acc[t] = S::f_fma(term, S::f_splat(*x.d.add(t)), acc[t]);
+    }
+}
+
+/// 64 inputs of NVFP4: block `C` of the four.
+#[inline(always)]
+unsafe fn four_quarter<S: Simd, const T: usize, const C: usize>(
+    w: &Words<S>,
+    x: &PanelBlock,
+    scales: &Packed<S>,
+    isum: &mut [S::I; T],
+) {
+    four_group::<S, T, C, 0, 0, 1, 2, 3>(w, x, scales.scale(C, 0), isum);
+    four_group::<S, T, C, 0, 4, 5, 6, 7>(w, x, scales.scale(C, 1), isum);
+    four_group::<S, T, C, 1, 0, 1, 2, 3>(w, x, scales.scale(C, 2), isum);
+    four_group::<S, T, C, 1, 4, 5, 6, 7>(w, x, scales.scale(C, 3), isum);
+}
+
+/// The 16 values with the activations of words `A` to `D` of half `H` of block `C`.
+#[inline(always)]
+unsafe fn four_group<
+    S: Simd,
+    const T: usize,
+    const C: usize,
+    const H: usize,
+    const A: usize,
+    const B: usize,
+    const A_HIGH: usize,
+    const B_HIGH: usize,
+>(
+    w: &Words<S>,
+    x: &PanelBlock,
+    scale: S::I,
+    isum: &mut [S::I; T],
+) {
+    let at = 9 * C + 1 + 4 * H + A / 2;
+    let codes = four::codes::<S>(word::<S, T>(w, at), word::<S, T>(w, at + 1));
+    let mut dot = four::offsets::<S, T>(*x, x.width, 4 * C + 2 * H + A / 4);
+    macro_rules! row {
+        ($r:literal) => {
+            dot[$r] = S::dp4_row::<C, H, A, T, $r, false>(dot[$r], codes[0], x.q, x.width);
+            dot[$r] = S::dp4_row::<C, H, B, T, $r, false>(dot[$r], codes[1], x.q, x.width);
+            dot[$r] = S::dp4_row::<C, H, A_HIGH, T, $r, false>(dot[$r], codes[2], x.q, x.width);
+            dot[$r] = S::dp4_row::<C, H, B_HIGH, T, $r, false>(dot[$r], codes[3], x.q, x.width);
+        };
+    }
+    for_rows!(T, row);
+    for t in 0..T {
+        isum[t] = S::here(S::i_add(isum[t], S::i_mul(dot[t], scale)));
+    }
 }
 
 /// Q8_0: `groups` blocks of 32.

@@ -75,7 +75,8 @@ impl MatrixView {
 ///
 /// A panel has width `w` of 1 to 8 ([`panel_of`]); its arrays begin at its first row times the size of one row.
 /// `q` is `[k / 4][w]` words; `d` `[k / 256][w]` or `[k / 32][w]`; `sums` is `[k / 256][28][w]` (8 pairs of sums of
-/// 16, 4 pairs of sums of 32, 16 sums of 16 times -32) for super-block types, and `[k / 32][w]` followed by `[k / 16][w]` for small-block types.
+/// 16, 4 pairs of sums of 32, 16 sums of 16 times -32) for super-block types and NVFP4 (whose last block may be
+/// shorter), and `[k / 32][w]` for small-block types.
 #[derive(Clone, Copy)]
 pub(crate) struct Panels {
     pub(crate) q: *mut u8,
@@ -151,7 +152,7 @@ pub(crate) unsafe fn product_run(
     };
     let Some(shape) = BlockShape::of(p.matrix.ty) else { return };
     let (n, k) = (p.input.rows, p.input.k);
-    if n <= PANEL && fused::has(p.matrix.ty) {
+    if n <= PANEL && fused::has(p.matrix.ty, k) {
         for tile in first..first + count {
             let mut row = 0;
             while row < n {
@@ -261,16 +262,14 @@ unsafe fn panel_block(class: Class, input: &Input, row: usize, block: usize) -> 
     let k = input.k;
     if class.is_super() {
         let s = &input.super_blocks;
-        let sums = s.sums.add(row * (k / 256) * SUPER_SUMS + block * SUPER_SUMS * width);
-        let d = s.d.add(row * (k / 256) + block * width);
+        let blocks = k.div_ceil(256);
+        let sums = s.sums.add(row * blocks * SUPER_SUMS + block * SUPER_SUMS * width);
+        let d = s.d.add(row * blocks + block * width);
         return PanelBlock { q: s.q.add(row * k + block * 256 * width), d, sums, width };
     }
     let s = &input.small_blocks;
-    let sums = s.sums.add(row * (k / 32) * 3);
-    let of_16 = matches!(class, Class::Small { group: 16, .. });
-    let at = if of_16 { (k / 32 + block * 16) * width } else { block * 8 * width };
-    let d = s.d.add(row * (k / 32) + block * 8 * width);
-    PanelBlock { q: s.q.add(row * k + block * 256 * width), d, sums: sums.add(at), width }
+    let at = row * (k / 32) + block * 8 * width;
+    PanelBlock { q: s.q.add(row * k + block * 256 * width), d: s.d.add(at), sums: s.sums.add(at), width }
 }
 
 /// Goes through the rows of a panel with the widest kernels that fit; the call has the kernel's first row in the panel.

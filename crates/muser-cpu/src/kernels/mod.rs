@@ -15,6 +15,7 @@
 
 pub(crate) mod attention;
 pub(crate) mod exact;
+mod four;
 pub(crate) mod fused;
 pub(crate) mod kv;
 pub(crate) mod layout;
@@ -124,14 +125,24 @@ macro_rules! compile {
                 tile::super_block::<$simd, T, GROUP, MINS, WIDE, SIX>(tile, offset, x, acc);
             }
             $(#[$attr])*
-            unsafe fn small_panel<const T: usize, const GROUP: usize, const MINS: bool, const WIDE: bool>(
+            unsafe fn small_panel<const T: usize, const MINS: bool, const WIDE: bool>(
                 tile: &Tile,
                 offset: i32,
                 inputs: usize,
                 x: PanelBlock,
                 acc: *mut f32,
             ) {
-                tile::small_blocks::<$simd, T, GROUP, MINS, WIDE>(tile, offset, inputs, x, acc);
+                tile::small_blocks::<$simd, T, MINS, WIDE>(tile, offset, inputs, x, acc);
+            }
+            $(#[$attr])*
+            unsafe fn four_panel<const T: usize>(
+                tile: &Tile,
+                _offset: i32,
+                inputs: usize,
+                x: PanelBlock,
+                acc: *mut f32,
+            ) {
+                four::panel::<$simd, T>(tile, inputs, x, acc);
             }
             $(#[$attr])*
             unsafe fn fused_tile<const T: usize>(
@@ -291,10 +302,10 @@ macro_rules! compile {
                     ladder!($rows, super_panel, 32, true, false, false),
                     ladder!($rows, super_panel, 16, false, false, false),
                     ladder!($rows, super_panel, 32, false, true, false),
-                    ladder!($rows, small_panel, 16, false, false),
-                    ladder!($rows, small_panel, 32, false, false),
-                    ladder!($rows, small_panel, 32, false, true),
-                    ladder!($rows, small_panel, 32, true, false),
+                    ladder!($rows, four_panel,),
+                    ladder!($rows, small_panel, false, false),
+                    ladder!($rows, small_panel, false, true),
+                    ladder!($rows, small_panel, true, false),
                     ladder!($rows, super_panel, 16, false, false, true),
                 ],
                 fused: ladder!($rows, fused_tile,),

@@ -106,6 +106,7 @@ pub(crate) unsafe fn quantize<S: Simd>(
     let (panel_row, width) = panel_of(row, target.rows);
     let t = row - panel_row;
     let k = target.k;
+    let blocks = k.div_ceil(256);
     let mut codes = [0i8; 256];
     for at in (from..to).step_by(256) {
         let len = (to - at).min(256);
@@ -113,23 +114,23 @@ pub(crate) unsafe fn quantize<S: Simd>(
         if let Some(p) = target.super_blocks {
             let to = SuperBlock {
                 q: p.q.add(panel_row * k + at * width),
-                d: p.d.add(panel_row * (k / 256) + block * width),
-                sums: p.sums.add(panel_row * (k / 256) * SUPER_SUMS + block * SUPER_SUMS * width),
+                d: p.d.add(panel_row * blocks + block * width),
+                sums: p.sums.add(panel_row * blocks * SUPER_SUMS + block * SUPER_SUMS * width),
                 width,
             };
             let d = quantize_block::<S>(x.add(at), &mut codes[..len]);
-            to.store(t, &codes[..len], d);
+            // Only NVFP4 has rows that end inside a block; sums that lie beyond are of nothing.
+            codes[len..].fill(0);
+            to.store(t, &codes, len, d);
         }
         if let Some(p) = target.small_blocks {
-            let (all_d, all_sums) = (p.d.add(panel_row * (k / 32)), p.sums.add(panel_row * (k / 32) * 3));
             for small in 0..len / 32 {
                 let at = at + small * 32;
                 let b = at / 32;
                 let to = SmallBlock {
                     q: p.q.add(panel_row * k + at * width),
-                    d: all_d.add(b * width),
-                    sum: all_sums.add(b * width),
-                    halves: all_sums.add((k / 32 + 2 * b) * width),
+                    d: p.d.add(panel_row * (k / 32) + b * width),
+                    sum: p.sums.add(panel_row * (k / 32) + b * width),
                     width,
                 };
                 let d = quantize_block::<S>(x.add(at), &mut codes[..32]);
@@ -149,10 +150,10 @@ struct SuperBlock {
 
 impl SuperBlock {
     #[inline(always)]
-    unsafe fn store(&self, t: usize, codes: &[i8], d: f32) {
+    unsafe fn store(&self, t: usize, codes: &[i8; 256], len: usize, d: f32) {
         let width = self.width;
         *self.d.add(t) = d;
-        store_codes(codes, self.q, width, t);
+        store_codes(&codes[..len], self.q, width, t);
         let sums = self.sums.add(t);
         let s16: [i32; 16] =
             std::array::from_fn(|g| codes[16 * g..16 * g + 16].iter().map(|&q| i32::from(q)).sum());
@@ -178,7 +179,6 @@ struct SmallBlock {
     q: *mut u8,
     d: *mut f32,
     sum: *mut i32,
-    halves: *mut i32,
     width: usize,
 }
 
@@ -187,11 +187,7 @@ impl SmallBlock {
     unsafe fn store(&self, t: usize, codes: &[i8], d: f32) {
         *self.d.add(t) = d;
         store_codes(codes, self.q, self.width, t);
-        let low: i32 = codes[..16].iter().map(|&q| i32::from(q)).sum();
-        let high: i32 = codes[16..32].iter().map(|&q| i32::from(q)).sum();
-        *self.sum.add(t) = low + high;
-        *self.halves.add(t) = low;
-        *self.halves.add(self.width + t) = high;
+        *self.sum.add(t) = codes.iter().map(|&q| i32::from(q)).sum();
     }
 }
 

@@ -24,21 +24,27 @@ fn random_row(ty: GgmlType, cols: usize, random: &mut Random) -> Vec<u8> {
         GgmlType::MXFP4 | GgmlType::NVFP4 | GgmlType::F32 | GgmlType::F16 | GgmlType::BF16 => &[],
         _ => &[0],
     };
-    let mut number = || (random.below(2001) as f32 - 1000.0) / 1000.0;
+    let number = |random: &mut Random| (random.below(2001) as f32 - 1000.0) / 1000.0;
     match ty {
-        GgmlType::F32 => bytes.chunks_mut(4).for_each(|c| c.copy_from_slice(&number().to_le_bytes())),
+        GgmlType::F32 => bytes.chunks_mut(4).for_each(|c| c.copy_from_slice(&number(random).to_le_bytes())),
         GgmlType::F16 => {
-            bytes.chunks_mut(2).for_each(|c| c.copy_from_slice(&half::f16::from_f32(number()).to_le_bytes()));
+            bytes
+                .chunks_mut(2)
+                .for_each(|c| c.copy_from_slice(&half::f16::from_f32(number(random)).to_le_bytes()));
         }
         GgmlType::BF16 => {
             bytes
                 .chunks_mut(2)
-                .for_each(|c| c.copy_from_slice(&half::bf16::from_f32(number()).to_le_bytes()));
+                .for_each(|c| c.copy_from_slice(&half::bf16::from_f32(number(random)).to_le_bytes()));
         }
         _ => {
             for block in bytes.chunks_mut(ty.block_bytes()) {
+                if ty == GgmlType::NVFP4 {
+                    // No negative scales and no NaN; exponents within seven octaves.
+                    block[..4].iter_mut().for_each(|scale| *scale = 0x20 + *scale % 0x40);
+                }
                 for &at in halves {
-                    block[at..at + 2].copy_from_slice(&half::f16::from_f32(number()).to_le_bytes());
+                    block[at..at + 2].copy_from_slice(&half::f16::from_f32(number(random)).to_le_bytes());
                 }
                 if ty == GgmlType::MXFP4 {
                     block[0] = 118 + block[0] % 12;
@@ -62,6 +68,41 @@ fn repack(ty: GgmlType, native: &[u8], rows: usize, cols: usize, view: &MatrixVi
         let blocks = cols / shape.len;
         // SAFETY: rows have `blocks` blocks, the target a tile row.
         unsafe { shape.transpose(&from, blocks, to.add(shape.words_start(blocks)), to) };
+    }
+    out
+}
+
+/// The product of `n` rows with a matrix, as the executor computes it.
+fn multiply(isa: Isa, matrix: MatrixView, x: &[f32], n: usize, finish: Finish) -> Vec<f32> {
+    let (kernels, cols, rows) = (Kernels::of(isa), matrix.cols, matrix.rows);
+    let (mut q, mut d, mut sums) = (vec![0u8; n * cols], vec![0.0f32; n * cols / 32], vec![0i32; n * cols]);
+    assert!(SUPER_SUMS * n * cols.div_ceil(256) <= sums.len());
+    let panels = Panels { q: q.as_mut_ptr(), d: d.as_mut_ptr(), sums: sums.as_mut_ptr() };
+    let class = Class::of(matrix.ty);
+    let is_super = class.is_some_and(Class::is_super);
+    let target = QuantTarget {
+        super_blocks: is_super.then_some(panels),
+        small_blocks: (class.is_some() && !is_super).then_some(panels),
+        k: cols,
+        rows: n,
+    };
+    for t in 0..n {
+        // SAFETY: the panels hold `n` rows.
+        unsafe { (kernels.quantize)(x[t * cols..].as_ptr(), t, 0, cols, &target) };
+    }
+    let mut out = vec![0.0f32; n * rows];
+    let product = Product {
+        matrix,
+        input: Input { rows: n, k: cols, super_blocks: panels, small_blocks: panels, float: x.as_ptr() },
+        out: out.as_mut_ptr(),
+        out_stride: rows,
+        finish,
+    };
+    let mut scratch = Scratch::new(n);
+    for tile in (0..matrix.tiles()).step_by(RUN_TILES) {
+        let tiles = RUN_TILES.min(matrix.tiles() - tile);
+        // SAFETY: all arrays have the sizes that the product states.
+        unsafe { product_run(kernels, &product, tile, tiles, &mut scratch) };
     }
     out
 }
@@ -108,47 +149,9 @@ fn check(ty: GgmlType, rows: usize, cols: usize, n: usize, tolerance: f64) {
 
     let mut first: Option<Vec<f32>> = None;
     for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
-        let kernels = Kernels::of(isa);
-        let (mut q, mut d, mut sums) =
-            (vec![0u8; n * cols], vec![0.0f32; n * cols / 32], vec![0i32; n * cols]);
-        assert!(SUPER_SUMS * n * cols / 256 <= sums.len());
-        let panels = Panels { q: q.as_mut_ptr(), d: d.as_mut_ptr(), sums: sums.as_mut_ptr() };
-        let is_super = class.is_some_and(Class::is_super);
-        let target = QuantTarget {
-            super_blocks: is_super.then_some(panels),
-            small_blocks: (class.is_some() && !is_super).then_some(panels),
-            k: cols,
-            rows: n,
-        };
-        for t in 0..n {
-            // SAFETY: the panels hold `n` rows.
-            unsafe { (kernels.quantize)(x[t * cols..].as_ptr(), t, 0, cols, &target) };
-        }
         let storages = [Some(view.storage), repacked.as_ref().map(|r| Storage::Repacked(r.as_ptr()))];
         for storage in storages.into_iter().flatten() {
-            let run = |finish: Finish| {
-                let mut out = vec![0.0f32; n * rows];
-                let product = Product {
-                    matrix: MatrixView { storage, ..view },
-                    input: Input {
-                        rows: n,
-                        k: cols,
-                        super_blocks: panels,
-                        small_blocks: panels,
-                        float: x.as_ptr(),
-                    },
-                    out: out.as_mut_ptr(),
-                    out_stride: rows,
-                    finish,
-                };
-                let mut scratch = Scratch::new(n);
-                for tile in (0..view.tiles()).step_by(RUN_TILES) {
-                    let tiles = RUN_TILES.min(view.tiles() - tile);
-                    // SAFETY: all arrays have the sizes that the product states.
-                    unsafe { product_run(kernels, &product, tile, tiles, &mut scratch) };
-                }
-                out
-            };
+            let run = |finish: Finish| multiply(isa, MatrixView { storage, ..view }, &x, n, finish);
             let out = run(Finish::Plain);
             // Logits are the same values, scaled and capped, in a last tile of fewer rows too.
             for (scale, cap) in [(0.5, Some(30.0)), (1.0, Some(2.5)), (3.0, None)] {
@@ -182,9 +185,88 @@ fn check(ty: GgmlType, rows: usize, cols: usize, n: usize, tolerance: f64) {
 fn every_type_multiplies_right() {
     for ty in GgmlType::all().filter(|&ty| Class::of(ty).is_some()) {
         // Small blocks also with inputs that end inside 256.
-        let cols = if Class::of(ty).is_some_and(Class::is_super) { 1280 } else { 1280 + 64 };
+        let in_runs = Class::of(ty).is_some_and(Class::is_super) && ty != GgmlType::NVFP4;
+        let cols = if in_runs { 1280 } else { 1280 + 64 };
         for n in (1..=9).chain([13, 15]) {
             check(ty, 40, cols, n, 1e-6);
+        }
+    }
+}
+
+/// NVFP4 has the bits of its definition, wherever the exponents of a block are: near, as far apart as they can be, and on
+/// both sides of what 32 bits hold.
+#[test]
+fn nvfp4_is_its_definition() {
+    let mut random = Random::new(40);
+    // Codes from the first to below the second; 0x08 has exponent 1.
+    for (from, to) in
+        [(0x30, 0x58), (0x00, 0x7F), (0x08, 0x50), (0x08, 0x58), (0x00, 0x10), (0x38, 0x7F), (0x3F, 0x40)]
+    {
+        for (rows, cols) in [(16, 256), (40, 1280), (21, 320), (33, 64), (16, 768 + 192)] {
+            let mut native: Vec<u8> = (0..rows * cols / 64 * 36).map(|_| random.next_u64() as u8).collect();
+            for scale in native.chunks_mut(36).flat_map(|block| &mut block[..4]) {
+                // One block in a hundred has nothing in it.
+                let code = from + *scale % (to - from);
+                *scale = if random.below(100) == 0 { 0 } else { code };
+            }
+            let view = MatrixView {
+                ty: GgmlType::NVFP4,
+                rows,
+                cols,
+                row_bytes: cols / 64 * 36,
+                scale: 0.37,
+                segments: Segments::of(MatrixRole::AttnOut, cols),
+                storage: Storage::Native(native.as_ptr()),
+            };
+            let repacked = repack(GgmlType::NVFP4, &native, rows, cols, &view);
+            for n in [1, 2, 3, 4, 5, 6, 7, 8, 9, 13] {
+                let x: Vec<f32> =
+                    (0..n * cols).map(|_| (random.below(4001) as f32 - 2000.0) / 700.0).collect();
+                let expected: Vec<u32> = x
+                    .chunks(cols)
+                    .flat_map(|x| native.chunks(view.row_bytes).map(move |row| (row, x)))
+                    .map(|(row, x)| arith::nvfp4::product(row, x, view.segments, view.scale).to_bits())
+                    .collect();
+                for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
+                    for storage in [view.storage, Storage::Repacked(repacked.as_ptr())] {
+                        let found = multiply(isa, MatrixView { storage, ..view }, &x, n, Finish::Plain);
+                        let found: Vec<u32> = found.iter().map(|v| v.to_bits()).collect();
+                        let name = isa.name();
+                        assert_eq!(
+                            found, expected,
+                            "{name}: {rows} x {cols}, {n} rows, scales from {from:#x} to {to:#x}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Blocks of which every value is as large as it can be: no sum overflows, on either path.
+#[test]
+fn nvfp4_sums_hold_the_largest_numbers() {
+    // Exponents 1 and 9, the most that one sum of 32 bits takes; 1 and 10; all at the top.
+    for scales in [[0x0F, 0x4F, 0x4F, 0x4F], [0x0F, 0x57, 0x57, 0x57], [0x7E; 4], [0x01, 0x7E, 0x7E, 0x7E]] {
+        let mut block = [0x77u8; 36];
+        block[..4].copy_from_slice(&scales);
+        let native = block.repeat(4 * 16);
+        let view = MatrixView {
+            ty: GgmlType::NVFP4,
+            rows: 16,
+            cols: 256,
+            row_bytes: 4 * 36,
+            scale: 1.0,
+            segments: Segments::whole(256),
+            storage: Storage::Native(native.as_ptr()),
+        };
+        for (x, n) in [(3.0, 1), (-3.0, 8), (3.0, 9)] {
+            let x = vec![x; n * 256];
+            let expected = arith::nvfp4::product(&native[..4 * 36], &x[..256], view.segments, 1.0);
+            for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
+                let found = multiply(isa, view, &x, n, Finish::Plain);
+                assert!(found.iter().all(|v| v.to_bits() == expected.to_bits()), "{} {scales:?}", isa.name());
+            }
         }
     }
 }

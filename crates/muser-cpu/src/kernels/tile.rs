@@ -20,7 +20,7 @@ pub(crate) struct PanelBlock {
     pub(crate) q: *const u8,
     /// Scales: `[width]` (super-block types) or `[8][width]`.
     pub(crate) d: *const f32,
-    /// Group sums: `[28][width]` for super-block types, i32 `[16 or 8][width]` else.
+    /// Group sums: `[28][width]` for super-block types, i32 `[8][width]` else.
     pub(crate) sums: *const i32,
     /// Rows of the panel; a kernel works on `T` of them.
     pub(crate) width: usize,
@@ -100,24 +100,19 @@ pub(super) unsafe fn super_block<
     }
 }
 
-/// Small-block types: adds `inputs / GROUP` blocks to `acc`.
+/// Small-block types: adds `inputs / 32` blocks to `acc`.
 ///
 /// # Safety
 /// As [`super_block`].
 #[inline(always)]
-pub(super) unsafe fn small_blocks<
-    S: Simd,
-    const T: usize,
-    const GROUP: usize,
-    const MINS: bool,
-    const WIDE: bool,
->(
+pub(super) unsafe fn small_blocks<S: Simd, const T: usize, const MINS: bool, const WIDE: bool>(
     tile: &Tile,
     offset: i32,
     inputs: usize,
     x: PanelBlock,
     acc: *mut f32,
 ) {
+    const GROUP: usize = 32;
     let width = stride::<S, T>(x);
     let words = GROUP / 4;
     for lane in (0..16).step_by(S::N) {
@@ -143,7 +138,7 @@ pub(super) unsafe fn small_blocks<
             }
             let d = S::f_load(tile.d.as_ptr().add(g * 16 + lane));
             for t in 0..T {
-                let dx = S::f_splat(*x.d.add(g * GROUP / 32 * width + t));
+                let dx = S::f_splat(*x.d.add(g * width + t));
                 a[t] = S::f_fma(S::f_from_i(dot[t]), S::f_mul(d, dx), a[t]);
                 if MINS {
                     let m = S::f_load(tile.m.as_ptr().add(g * 16 + lane));

@@ -3,8 +3,9 @@
 //! [`Tile`] holds 16 rows of up to 256 inputs: code `k` of row `r` lies at byte `64 (k / 4) + 4 r + k % 4`. What a
 //! type's integers mean is in its [`Class`]; value formulas are those of `muser_gguf`'s scalar dequantisation.
 
-use muser_gguf::{GgmlType, mxfp4_scale, nvfp4_scale};
+use muser_gguf::{GgmlType, mxfp4_scale};
 
+use super::four;
 use super::layout::{place_five, place_six};
 use crate::simd::Simd;
 
@@ -22,11 +23,23 @@ pub(crate) struct Tile {
     pub(super) d: [f32; 256],
     /// Float factor of the mins, likewise.
     pub(super) m: [f32; 256],
+    /// Low digits beside the scales, if they are `wide` (NVFP4).
+    pub(super) low: [i32; 256],
+    /// Do scales need two digits?
+    pub(super) wide: bool,
 }
 
 impl Tile {
     pub(super) fn zeroed() -> Self {
-        Self { codes: [0; 4096], scale: [0; 256], pairs: [0; 128], d: [0.0; 256], m: [0.0; 256] }
+        Self {
+            codes: [0; 4096],
+            scale: [0; 256],
+            pairs: [0; 128],
+            d: [0.0; 256],
+            m: [0.0; 256],
+            low: [0; 256],
+            wide: false,
+        }
     }
 }
 
@@ -37,8 +50,10 @@ pub(crate) enum Class {
     Mins { group: usize },
     /// 256-value blocks: `d * sum(scale * (code - offset) * x)`.
     Offset { group: usize, offset: i32, wide: bool },
-    /// 32-value blocks: `d * sum((code - offset) * x)`, a float scale per 16 or 32 values.
-    Small { group: usize, offset: i32, wide: bool },
+    /// 64-value blocks, up to 256 of which are one sum: [`four`].
+    Four,
+    /// 32-value blocks: `d * sum((code - offset) * x)`, a float scale for each.
+    Small { offset: i32, wide: bool },
     /// 32-value blocks: `d * sum(code * x) + m * sum(x)`.
     SmallMins,
 }
@@ -52,12 +67,12 @@ impl Class {
             GgmlType::Q3_K => Self::Offset { group: 16, offset: 4, wide: false },
             GgmlType::Q6_K => Self::Offset { group: 16, offset: 32, wide: false },
             GgmlType::IQ4_XS => Self::Offset { group: 32, offset: 127, wide: true },
-            GgmlType::Q4_0 => Self::Small { group: 32, offset: 8, wide: false },
-            GgmlType::Q5_0 => Self::Small { group: 32, offset: 16, wide: false },
-            GgmlType::Q8_0 => Self::Small { group: 32, offset: 128, wide: true },
-            GgmlType::IQ4_NL => Self::Small { group: 32, offset: 127, wide: true },
-            GgmlType::MXFP4 => Self::Small { group: 32, offset: 12, wide: false },
-            GgmlType::NVFP4 => Self::Small { group: 16, offset: 12, wide: false },
+            GgmlType::Q4_0 => Self::Small { offset: 8, wide: false },
+            GgmlType::Q5_0 => Self::Small { offset: 16, wide: false },
+            GgmlType::Q8_0 => Self::Small { offset: 128, wide: true },
+            GgmlType::IQ4_NL => Self::Small { offset: 127, wide: true },
+            GgmlType::MXFP4 => Self::Small { offset: 12, wide: false },
+            GgmlType::NVFP4 => Self::Four,
             GgmlType::Q4_1 | GgmlType::Q5_1 => Self::SmallMins,
             _ => return None,
         })
@@ -71,7 +86,7 @@ impl Class {
             Self::Offset { group: 16, offset: 32, .. } => 8,
             Self::Offset { group: 16, .. } => 2,
             Self::Offset { .. } => 3,
-            Self::Small { group: 16, .. } => 4,
+            Self::Four => 4,
             Self::Small { wide: false, .. } => 5,
             Self::Small { .. } => 6,
             Self::SmallMins => 7,
@@ -88,13 +103,13 @@ impl Class {
 
     /// Does the type use one activation scale per 256 values (else per 32)?
     pub(crate) fn is_super(self) -> bool {
-        matches!(self, Self::Mins { .. } | Self::Offset { .. })
+        matches!(self, Self::Mins { .. } | Self::Offset { .. } | Self::Four)
     }
 }
 
 /// K of IQ4_NL and IQ4_XS plus 127.
 const IQ4_CODES: [u8; 16] = [0, 23, 44, 62, 78, 92, 105, 117, 128, 140, 152, 165, 180, 196, 216, 240];
-/// Doubled E2M1 values plus 12.
+/// Doubled E2M1 values plus 12 (MXFP4).
 const FP4_CODES: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
 
 const NIBBLE: i32 = 0x0f0f_0f0f;
@@ -150,12 +165,12 @@ impl<S: Simd> Words<S> {
 
 /// Writes at lane offset `lane`.
 #[inline(always)]
-unsafe fn put<S: Simd>(tile: &mut Tile, k_group: usize, lane: usize, codes: S::I) {
+pub(super) unsafe fn put<S: Simd>(tile: &mut Tile, k_group: usize, lane: usize, codes: S::I) {
     S::i_store(tile.codes.as_mut_ptr().add(k_group * 64 + lane * 4), codes);
 }
 
 #[inline(always)]
-unsafe fn put_scale<S: Simd>(tile: &mut Tile, group: usize, lane: usize, scale: S::I) {
+pub(super) unsafe fn put_scale<S: Simd>(tile: &mut Tile, group: usize, lane: usize, scale: S::I) {
     S::i_store(tile.scale.as_mut_ptr().add(group * 16 + lane).cast(), scale);
 }
 
@@ -258,7 +273,7 @@ unsafe fn put_d_half<S: Simd>(tile: &mut Tile, at: usize, lane: usize, extra: *c
     S::f_store(tile.d.as_mut_ptr().add(at * 16 + lane), d);
 }
 
-/// Unpacks one 256-value super-block.
+/// Unpacks one 256-value super-block; of NVFP4 `inputs` values.
 ///
 /// # Safety
 /// `words` and `extra` hold one transposed block of `ty`.
@@ -267,9 +282,12 @@ pub(super) unsafe fn unpack_super<S: Simd>(
     ty: GgmlType,
     words: *const u8,
     extra: *const u8,
-    _inputs: usize,
+    inputs: usize,
     tile: &mut Tile,
 ) {
+    if ty == GgmlType::NVFP4 {
+        return four::unpack::<S>(words, inputs, tile);
+    }
     for lane in (0..16).step_by(S::N) {
         let w = Words::<S>::new(words, lane);
         match ty {
@@ -469,13 +487,6 @@ pub(super) unsafe fn unpack_small<S: Simd>(
     tile: &mut Tile,
 ) {
     for lane in (0..16).step_by(S::N) {
-        if ty == GgmlType::NVFP4 {
-            for block in 0..inputs / 64 {
-                let w = Words::<S>::new(words.add(block * 9 * 64), lane);
-                unpack_nvfp4::<S>(&w, block, tile);
-            }
-            continue;
-        }
         for block in 0..inputs / 32 {
             match ty {
                 GgmlType::Q8_0 => {
@@ -564,23 +575,5 @@ unsafe fn five_bit_block<S: Simd>(w: &Words<S>, first: usize, block: usize, tile
         let high_bit = S::i_shl::<4>(spread_bits::<S>(shift_right::<S>(bits, 16 + 4 * j)));
         put::<S>(tile, 8 * block + j, w.lane, S::i_or(low_nibbles::<S>(v), low_bit));
         put::<S>(tile, 8 * block + 4 + j, w.lane, S::i_or(high_nibbles::<S>(v), high_bit));
-    }
-}
-
-/// 64 values with four E4M3 scales, one per 16.
-#[inline(always)]
-unsafe fn unpack_nvfp4<S: Simd>(w: &Words<S>, block: usize, tile: &mut Tile) {
-    let mut scales = [0i32; 16];
-    S::i_store(scales.as_mut_ptr().cast(), w.get(0));
-    for g in 0..4 {
-        for i in 0..S::N {
-            tile.d[(4 * block + g) * 16 + w.lane + i] = nvfp4_scale(scales[i].to_le_bytes()[g]);
-        }
-        for j in 0..2 {
-            let v = w.get(1 + 2 * g + j);
-            let at = 16 * block + 4 * g + j;
-            put::<S>(tile, at, w.lane, S::i_lookup(&FP4_CODES, low_nibbles::<S>(v)));
-            put::<S>(tile, at + 2, w.lane, S::i_lookup(&FP4_CODES, high_nibbles::<S>(v)));
-        }
     }
 }

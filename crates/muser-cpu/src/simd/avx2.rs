@@ -150,6 +150,18 @@ macro_rules! eight_lanes {
             unsafe fn i_max(a: I, b: I) -> I {
                 _mm256_max_epi32(a, b)
             }
+            #[inline(always)]
+            unsafe fn i_min_bytes(a: I, b: I) -> I {
+                _mm256_min_epu8(a, b)
+            }
+            #[inline(always)]
+            unsafe fn any_top_bit(a: I) -> bool {
+                _mm256_movemask_epi8(a) != 0
+            }
+            #[inline(always)]
+            unsafe fn i_shl_by(a: I, count: I) -> I {
+                _mm256_sllv_epi32(a, count)
+            }
             // The shift counts are vectors because stable Rust cannot turn a `u32` parameter into the intrinsic's `i32`
             // one; LLVM folds them into immediates.
             #[inline(always)]

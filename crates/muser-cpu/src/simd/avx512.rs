@@ -142,6 +142,18 @@ impl Simd for Avx512 {
         _mm512_max_epi32(a, b)
     }
     #[inline(always)]
+    unsafe fn i_min_bytes(a: I, b: I) -> I {
+        _mm512_min_epu8(a, b)
+    }
+    #[inline(always)]
+    unsafe fn any_top_bit(a: I) -> bool {
+        _mm512_movepi8_mask(a) != 0
+    }
+    #[inline(always)]
+    unsafe fn i_shl_by(a: I, count: I) -> I {
+        _mm512_sllv_epi32(a, count)
+    }
+    #[inline(always)]
     unsafe fn i_shl<const K: u32>(a: I) -> I {
         _mm512_slli_epi32::<K>(a)
     }

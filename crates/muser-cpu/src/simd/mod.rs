@@ -83,6 +83,12 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn i_or(a: Self::I, b: Self::I) -> Self::I;
     unsafe fn i_xor(a: Self::I, b: Self::I) -> Self::I;
     unsafe fn i_max(a: Self::I, b: Self::I) -> Self::I;
+    /// The smaller of each two unsigned bytes.
+    unsafe fn i_min_bytes(a: Self::I, b: Self::I) -> Self::I;
+    /// Is the top bit of any byte set?
+    unsafe fn any_top_bit(a: Self::I) -> bool;
+    /// Every lane by a count of its own, 0 to 31.
+    unsafe fn i_shl_by(a: Self::I, count: Self::I) -> Self::I;
     unsafe fn i_shl<const K: u32>(a: Self::I) -> Self::I;
     /// Zeros come in from above.
     unsafe fn i_shr<const K: u32>(a: Self::I) -> Self::I;

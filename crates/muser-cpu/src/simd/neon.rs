@@ -169,6 +169,18 @@ impl Simd for Neon {
         vmaxq_s32(a, b)
     }
     #[inline(always)]
+    unsafe fn i_min_bytes(a: I, b: I) -> I {
+        vreinterpretq_s32_u8(vminq_u8(vreinterpretq_u8_s32(a), vreinterpretq_u8_s32(b)))
+    }
+    #[inline(always)]
+    unsafe fn any_top_bit(a: I) -> bool {
+        vmaxvq_u8(vreinterpretq_u8_s32(a)) > 127
+    }
+    #[inline(always)]
+    unsafe fn i_shl_by(a: I, count: I) -> I {
+        vshlq_s32(a, count)
+    }
+    #[inline(always)]
     unsafe fn i_shl<const K: u32>(a: I) -> I {
         vshlq_s32(a, vdupq_n_s32(K as i32))
     }

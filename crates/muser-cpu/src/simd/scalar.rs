@@ -166,6 +166,21 @@ impl Simd for Scalar {
         map2(a, b, |a: i32, b| a.max(b))
     }
     #[inline]
+    unsafe fn i_min_bytes(a: I, b: I) -> I {
+        map2(a, b, |a: i32, b: i32| {
+            let (a, b) = (a.to_le_bytes(), b.to_le_bytes());
+            i32::from_le_bytes(std::array::from_fn(|i| a[i].min(b[i])))
+        })
+    }
+    #[inline]
+    unsafe fn any_top_bit(a: I) -> bool {
+        a.iter().any(|&x| x as u32 & 0x8080_8080 != 0)
+    }
+    #[inline]
+    unsafe fn i_shl_by(a: I, count: I) -> I {
+        map2(a, count, |a: i32, count: i32| ((a as u32) << count) as i32)
+    }
+    #[inline]
     unsafe fn i_shl<const K: u32>(a: I) -> I {
         a.map(|x| ((x as u32) << K) as i32)
     }
