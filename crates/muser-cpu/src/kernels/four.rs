@@ -119,8 +119,13 @@ unsafe fn term<S: Simd>(high: S::I, low: S::I) -> S::F {
 /// The four words of codes of a group, in the order of its values, from its two words of nibbles.
 #[inline(always)]
 pub(super) unsafe fn codes<S: Simd>(a: S::I, b: S::I) -> [S::I; 4] {
-    [low_nibbles::<S>(a), low_nibbles::<S>(b), high_nibbles::<S>(a), high_nibbles::<S>(b)]
-        .map(|nibbles| S::i_lookup(&CODES, nibbles))
+    // Written out: a closure would be compiled without the instruction set.
+    [
+        S::i_lookup(&CODES, low_nibbles::<S>(a)),
+        S::i_lookup(&CODES, low_nibbles::<S>(b)),
+        S::i_lookup(&CODES, high_nibbles::<S>(a)),
+        S::i_lookup(&CODES, high_nibbles::<S>(b)),
+    ]
 }
 
 /// Unpacks `inputs` values (a multiple of 64, at most 256).
