@@ -41,7 +41,9 @@ pub(crate) fn check(request: &Request, limits: &Limits) -> Result<(), SubmitErro
     if prompt.tokens.is_empty() {
         return invalid("prompt", "at least one token".into(), "no tokens".into());
     }
-    for (field, ids) in [("prompt", &prompt.tokens), ("stop_token_ids", &request.stop_ids)] {
+    let lists =
+        [("prompt", &prompt.tokens), ("stop_token_ids", &request.stop_ids), ("written", &request.written)];
+    for (field, ids) in lists {
         if let Some(id) = ids.iter().find(|&&id| id as usize >= limits.vocab) {
             return invalid(field, format!("token ids below {}", limits.vocab), id.to_string());
         }
@@ -53,6 +55,12 @@ pub(crate) fn check(request: &Request, limits: &Limits) -> Result<(), SubmitErro
         if let Some(k) = wanted.filter(|&k| usize::from(k) > MAX_TOP_LOGPROBS) {
             return invalid(field, format!("0 to {MAX_TOP_LOGPROBS}"), k.to_string());
         }
+    }
+    let written = request.written.len();
+    let goes_on = request.kind == crate::RequestKind::Generate && request.n == 1;
+    if written > 0 && (!goes_on || request.max_tokens.is_some_and(|most| most as usize <= written)) {
+        let expected = "an answer of one choice that has not reached max_tokens".into();
+        return invalid("written", expected, format!("{written} ids, n {}", request.n));
     }
     request.sampling.validate(limits.vocab)?;
     let mut free_from = 0;

@@ -209,11 +209,13 @@ impl Driver {
             let Some(mut job) = job else { return };
             for (index, choice) in std::mem::take(&mut job.choices).into_iter().enumerate() {
                 let mut sequence = Sequence::new(&job, index as u32, choice, most_positions, vocab, hidden);
+                sequence.take_written(&job.written, most_positions);
                 if sequence.text.len() >= most_positions {
                     sequence.shift(most_positions);
                 }
                 if index == 0 {
-                    self.transfers.ask(&mut sequence, &self.scheduler.memory, env);
+                    let pace = self.scheduler.pace(&sequence);
+                    self.transfers.ask(&mut sequence, &self.scheduler.memory, pace, env);
                 }
                 self.scheduler.enqueue(sequence);
             }
@@ -228,6 +230,7 @@ impl Driver {
         let Scheduler { slots, memory, .. } = &mut self.scheduler;
         let moved = self.transfers.pump(executor, slots, memory, self.last_step, env);
         self.transfers.offer_prompts(slots, memory);
+        self.transfers.tell_outlets(slots, memory);
         let limits = RoundLimits { positions: memory.config.most_positions, rows: memory.config.max_rows };
         self.draft.round(executor, slots, limits, &mut self.tools, env);
         moved
@@ -240,9 +243,10 @@ impl Driver {
         for failure in self.plan.restore_failures.drain(..) {
             metrics.restore_failed(failure);
         }
-        for (positions, took) in self.plan.restored.drain(..) {
-            Metrics::add(&metrics.external_hits, positions as u64);
-            metrics.restore_time.record(took);
+        for brought in self.plan.restored.drain(..) {
+            Metrics::add(&metrics.external_hits, brought.positions as u64);
+            Metrics::add(&metrics.handed_tokens, brought.handed as u64);
+            metrics.restore_time.record(brought.took);
         }
         while let Some((sequence, end)) = self.plan.ended.pop() {
             sequence.say_end(&end, now, metrics);
@@ -348,6 +352,7 @@ impl Driver {
     fn end(&mut self, slot: usize, end: &End, now: Duration) {
         let Scheduler { slots, memory, .. } = &mut self.scheduler;
         if let Some(sequence) = slots.get_mut(slot) {
+            self.transfers.tell_outlet(sequence, memory);
             self.transfers.offer_ended(sequence, memory);
         }
         if let Some(sequence) = self.scheduler.vacate(slot) {

@@ -155,6 +155,8 @@ pub struct Usage {
     pub cached_tokens: u32,
     /// Positions that a prefix source brought, so that they were not computed.
     pub restored_tokens: u32,
+    /// Of these, positions that a peer computed.
+    pub handed_tokens: u32,
     /// Tokens sampled, a final stop id included.
     pub completion_tokens: u32,
     /// Steps in which tokens of this choice were sampled: with drafting fewer than tokens.

@@ -11,8 +11,10 @@ pub(crate) fn publish(scheduler: &Scheduler, shared: &Shared) {
     let metrics = &shared.metrics;
     let stats = scheduler.memory.stats();
     let held = |group: GroupStats| u64::from(group.used + group.cached);
-    Metrics::set(&metrics.waiting, (scheduler.waiting().len() + shared.inbox.len()) as u64);
-    Metrics::set(&metrics.running, scheduler.slots.running().count() as u64);
+    let aside = scheduler.slots.aside();
+    Metrics::set(&metrics.waiting, (scheduler.waiting().len() + shared.inbox.len() + aside) as u64);
+    Metrics::set(&metrics.fetching, aside as u64);
+    Metrics::set(&metrics.running, scheduler.slots.seated().count() as u64);
     Metrics::set(&metrics.full_blocks_used, u64::from(stats.full.used));
     Metrics::set(&metrics.full_blocks_cached, u64::from(stats.full.cached));
     Metrics::set(&metrics.full_blocks_total, u64::from(stats.full.total));

@@ -80,8 +80,8 @@ pub use events::{
 pub use handle::{Engine, EngineHandle, Shutdown};
 pub use metrics::{HistogramSnapshot, LATENCY_BOUNDS_S, MOST_PROPOSALS, MetricsSnapshot};
 pub use prefix::{
-    BlockBytes, BlockPlace, Delivery, ExportError, Found, PrefixOffer, PrefixQuery, PrefixSource,
-    RestoreFailure, StoredPrefix,
+    BlockBytes, BlockPlace, Delivery, ExportError, Found, LocalPace, PrefixOffer, PrefixOutlet, PrefixQuery,
+    PrefixSource, RestoreFailure, Sources, StoredPrefix,
 };
 pub use request::{
     ConstraintFactory, ContextPolicy, ImageRows, ImageSource, Prompt, Request, RequestKind, ShiftPlan,

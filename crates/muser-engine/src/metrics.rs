@@ -167,6 +167,8 @@ metrics! {
     external_blocks,
     /// Bytes of these.
     external_bytes,
+    /// Of the positions that it brought, those that a peer computed.
+    handed_tokens,
     /// Blocks copied out for a prefix source.
     exported_blocks,
     /// Restores that ended because a block was not there any more.
@@ -199,6 +201,8 @@ metrics! {
     waiting,
     /// Sequences with a slot (gauge).
     running,
+    /// Sequences whose prefix is on its way from a source: they hold memory and no slot, and count as waiting (gauge).
+    fetching,
     /// Blocks of the full group in use by sequences (gauge).
     full_blocks_used,
     /// Blocks of the full group kept for reuse (gauge).

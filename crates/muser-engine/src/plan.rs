@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::{
     RestoreFailure,
-    memory::BlockMove,
+    memory::{BlockMove, Brought},
     planner::Load,
     prefix::Fetching,
     sequence::{End, Sequence},
@@ -34,8 +34,8 @@ pub(crate) struct StepPlan {
     pub(crate) preempted: u64,
     /// Prefixes that a source did not bring after all.
     pub(crate) restore_failures: Vec<RestoreFailure>,
-    /// Prefixes that a source brought: positions and time.
-    pub(crate) restored: Vec<(usize, Duration)>,
+    /// Prefixes that a source brought.
+    pub(crate) restored: Vec<Brought>,
     /// Fetches that begin when the moves have been made.
     pub(crate) fetches: Vec<Fetching>,
     /// Something happened beside the items (an admission), so plan again soon.

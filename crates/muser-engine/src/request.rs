@@ -6,7 +6,7 @@ use std::{ops::Range, sync::Arc, time::Duration};
 use muser_backend::TowerImage;
 use muser_kv::CacheScope;
 
-use crate::{SamplingParams, constraint::Constraint};
+use crate::{PrefixOutlet, SamplingParams, constraint::Constraint};
 
 /// What the engine reads before it writes: token ids, some of which may stand for image rows.
 #[derive(Clone, Debug, Default)]
@@ -156,6 +156,14 @@ pub struct Request {
     pub deadline: Option<Duration>,
     /// Use known prefixes and leave this one for others. With `false` nothing is reused and nothing stays.
     pub cache: bool,
+    /// Ids that have been written already, where an answer goes on that was begun elsewhere: they count as sampled (limits,
+    /// penalties, sampler, stop watch, constraint) and come as no event. The text is the one that it would have been without the
+    /// break, given the same seed. For one choice.
+    pub written: Vec<u32>,
+    /// Hears how far the prompt is final, to give it away while the rest is computed. For one choice.
+    pub outlet: Option<Box<dyn PrefixOutlet>>,
+    /// It is computed for a peer: no other peer is asked for its prefix.
+    pub for_peer: bool,
     /// Whose prefixes those are: nothing is reused from other scopes, nor left for them.
     pub scope: CacheScope,
     /// What to do when the context is full.
@@ -182,6 +190,9 @@ impl Request {
             queue_timeout: None,
             deadline: None,
             cache: true,
+            written: Vec::new(),
+            outlet: None,
+            for_peer: false,
             scope: CacheScope::EVERYBODY,
             context_policy: ContextPolicy::Error,
         }

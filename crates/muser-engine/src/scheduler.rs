@@ -8,7 +8,8 @@
 //!   and later reads again what it has lost (mostly from the prefix cache). Rows are pure functions of the prefix, so
 //!   nobody sees a difference but in time.
 //! - **Choices** of one request: the first reads the prompt, the others start when it has, and find it known.
-//! - **Fetches** from a source: a sequence waits in the queue for the answer, and in its slot for the blocks.
+//! - **Fetches** from a source: a sequence waits in the queue for the answer, and aside, with its memory and without a slot, for
+//!   the blocks.
 
 use std::{
     collections::VecDeque,
@@ -23,7 +24,7 @@ use crate::{
     memory::{Begun, Memory},
     plan::{PlanItem, StepPlan},
     planner::{self, Candidate, Candidates, CostModel, Load, RowLimits, Work},
-    prefix::{StoreLookup, Waiting},
+    prefix::{LocalPace, StoreLookup, Waiting},
     sequence::{End, Sequence, Wait},
     slots::Slots,
 };
@@ -157,24 +158,46 @@ impl Scheduler {
     }
 
     fn admit(&mut self, now: Duration, plan: &mut StepPlan) {
+        self.seat_ready(plan);
         let mut at = 0;
-        while let Some(slot) = self.slots.free() {
-            let Some(candidate) = self.waiting.get(at) else { return };
+        while let Some(candidate) = self.waiting.get(at) {
+            let (slot, aside) = (self.slots.free(), self.slots.free_aside());
+            if slot.is_none() && (aside.is_none() || candidate.stored.is_none()) {
+                // Behind those that want to compute there may be some that only want to fetch.
+                let fetches = |sequence: &Sequence| !sequence.stored.is_none();
+                match aside.and_then(|_| self.waiting.iter().skip(at).position(fetches)) {
+                    Some(behind) => at += behind,
+                    None => return,
+                }
+                continue;
+            }
             if self.waits_for_sibling(candidate) || self.waits_for_source(at, now, plan) {
                 at += 1;
                 continue;
             }
             let Some(mut sequence) = self.waiting.remove(at) else { return };
-            if self.blocked == Some(self.admission_key(&sequence)) {
-                self.waiting.insert(at, sequence);
-                return;
-            }
-            if !self.try_begin(&mut sequence, now, plan) {
+            let begun = if self.blocked == Some(self.admission_key(&sequence)) {
+                None
+            } else {
+                self.try_begin(&mut sequence, Places { slot, aside }, now, plan)
+            };
+            let Some(place) = begun else {
                 self.blocked = Some(self.admission_key(&sequence));
                 self.waiting.insert(at, sequence);
                 return;
-            }
+            };
             sequence.note_admitted(now);
+            self.slots.put(place, sequence);
+            plan.changed = true;
+        }
+    }
+
+    /// Those that have what they fetched take the slots that have become free.
+    fn seat_ready(&mut self, plan: &mut StepPlan) {
+        while let Some(slot) = self.slots.free()
+            && let Some(ready) = self.slots.ready()
+            && let Some(sequence) = self.slots.take(ready)
+        {
             self.slots.put(slot, sequence);
             plan.changed = true;
         }
@@ -220,29 +243,38 @@ impl Scheduler {
         })
     }
 
-    /// Gives a sequence its known blocks, or begins to fetch them, if after that there is memory for what it is promised.
-    fn try_begin(&mut self, sequence: &mut Sequence, now: Duration, plan: &mut StepPlan) -> bool {
-        match self.memory.begin_fetch(sequence, now, &mut plan.moves, &mut plan.fetches) {
-            Begun::Fetching if self.memory.fits(sequence, &self.slots) => return true,
-            Begun::Fetching | Begun::NoMemory => {
-                self.memory.give_back(sequence);
-                if !self.slots.is_empty() {
-                    return false;
+    /// Gives a sequence its known blocks, or begins to fetch them, if after that there is memory for what it is promised, and a
+    /// place. Answers with the place.
+    fn try_begin(
+        &mut self,
+        sequence: &mut Sequence,
+        places: Places,
+        now: Duration,
+        plan: &mut StepPlan,
+    ) -> Option<usize> {
+        if let Some(aside) = places.aside {
+            match self.memory.begin_fetch(sequence, now, &mut plan.moves, &mut plan.fetches) {
+                Begun::Fetching if self.memory.fits(sequence, &self.slots) => return Some(aside),
+                Begun::Fetching | Begun::NoMemory => {
+                    self.memory.give_back(sequence);
+                    if !self.slots.is_empty() {
+                        return None;
+                    }
+                    // Alone it would wait for ever: what cannot be fetched may still be computed.
+                    sequence.stored = StoreLookup::None;
+                    plan.restore_failures.push(RestoreFailure::NoMemory);
                 }
-                // Alone it would wait for ever: what cannot be fetched may still be computed.
-                sequence.stored = StoreLookup::None;
-                plan.restore_failures.push(RestoreFailure::NoMemory);
+                Begun::Nothing => {}
             }
-            Begun::Nothing => {}
         }
-        self.memory.begin(sequence, &self.slots, &mut plan.moves)
+        places.slot.filter(|_| self.memory.begin(sequence, &self.slots, &mut plan.moves))
     }
 
     /// Looks which fetches have ended, and begins their sequences.
     fn settle_fetches(&mut self, now: Duration, plan: &mut StepPlan) {
         let stall = self.config.restore_stall;
         for slot in 0..self.slots.len() {
-            let fetching = self.slots.get(slot).and_then(|sequence| sequence.blocks.fetching());
+            let fetching = self.slots.get_mut(slot).and_then(|sequence| sequence.blocks.fetching_mut());
             let Some(fetching) = fetching else { continue };
             let Some(end) = fetching.end(now, stall) else {
                 plan.wake_by(Some(fetching.stalls_at(stall)));
@@ -258,11 +290,14 @@ impl Scheduler {
                 }
             }
             plan.changed = true;
-            if self.try_begin(&mut sequence, now, plan) {
-                sequence.note_cached();
-                self.slots.put(slot, sequence);
-            } else {
-                self.enqueue(sequence);
+            // Where no slot is free it keeps its blocks aside until one is.
+            let places = Places { slot: self.slots.free().or(Some(slot)), aside: Some(slot) };
+            match self.try_begin(&mut sequence, places, now, plan) {
+                Some(place) => {
+                    sequence.note_cached();
+                    self.slots.put(place, sequence);
+                }
+                None => self.enqueue(sequence),
             }
         }
     }
@@ -289,6 +324,19 @@ impl Scheduler {
             // Whoever had to leave for the memory of others wants no rows.
             rest.retain(|candidate| self.slots.get(candidate.slot).is_some());
         }
+    }
+
+    /// What computing a new sequence would take.
+    pub(crate) fn pace(&self, sequence: &Sequence) -> Arc<LocalPace> {
+        let before = self.waiting.iter().filter(|other| other.rank() < sequence.rank());
+        let ahead = self.slots.running().chain(before).filter(|other| other.blocks.fetching().is_none());
+        let seconds = ahead.filter_map(|other| {
+            let rows = other.pending();
+            (rows > 1).then(|| self.cost.expected(Load::of(rows, other.computed())))?
+        });
+        let ahead = Duration::try_from_secs_f64(seconds.sum()).unwrap_or(Duration::MAX);
+        let rows = self.config.prefill_rows.min(self.memory.config.max_rows);
+        Arc::new(LocalPace::new(&self.cost, rows, ahead))
     }
 
     fn row_limits(&self, candidates: &[Candidate]) -> RowLimits {
@@ -439,6 +487,13 @@ impl Scheduler {
             plan.ended.extend(self.vacate(slot).map(|sequence| (sequence, End::Fail(error))));
         }
     }
+}
+
+/// Where a sequence may go: to compute, and to fetch.
+#[derive(Clone, Copy)]
+struct Places {
+    slot: Option<usize>,
+    aside: Option<usize>,
 }
 
 /// Has a request been ended by anything but its own text?

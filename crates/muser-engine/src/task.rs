@@ -15,7 +15,7 @@ use muser_kv::CacheScope;
 
 use crate::{
     Constraint, ContextPolicy, Event, Prompt, RequestError, RequestKind, SamplingParams, StopWatch,
-    submission::Ring,
+    prefix::Outlet, submission::Ring,
 };
 
 /// Facts of a request.
@@ -35,6 +35,7 @@ pub(crate) struct Task {
     pub(crate) queue_until: Option<Duration>,
     pub(crate) deadline: Option<Duration>,
     pub(crate) cache: bool,
+    pub(crate) is_for_peer: bool,
     pub(crate) scope: CacheScope,
     pub(crate) submitted_at: Duration,
     pub(crate) ring: Arc<Ring>,
@@ -50,6 +51,8 @@ pub(crate) struct Task {
     pub(crate) cached_tokens: AtomicU32,
     /// Of these and of what was read again later, positions that a source brought.
     pub(crate) restored_tokens: AtomicU32,
+    /// Of those, positions that a peer computed.
+    pub(crate) handed_tokens: AtomicU32,
     /// Time that took, in microseconds.
     pub(crate) restore_us: AtomicU64,
     /// Events that the step being planned may send.
@@ -61,6 +64,8 @@ pub(crate) struct Task {
 pub(crate) struct Job {
     pub(crate) task: Arc<Task>,
     pub(crate) prompt: Prompt,
+    /// What has been written of the answer already.
+    pub(crate) written: Vec<u32>,
     pub(crate) context_policy: ContextPolicy,
     /// One for each choice.
     pub(crate) choices: Vec<Choice>,
@@ -70,11 +75,12 @@ pub(crate) struct Job {
 pub(crate) struct Choice {
     pub(crate) stop_watch: Option<Box<dyn StopWatch>>,
     pub(crate) constraint: Option<Box<dyn Constraint>>,
+    pub(crate) outlet: Option<Outlet>,
 }
 
 impl Job {
     pub(crate) fn new(
-        request: crate::Request,
+        mut request: crate::Request,
         id: u64,
         seed: u64,
         ring: Arc<Ring>,
@@ -82,10 +88,12 @@ impl Job {
         queue_timeout: Option<Duration>,
         in_flight: Arc<AtomicUsize>,
     ) -> Self {
+        let mut outlet = request.outlet.take().map(Outlet::new);
         let choices = (0..request.n)
             .map(|index| Choice {
                 stop_watch: request.stop_watch.as_ref().map(|make| make(index)),
                 constraint: request.constraint.as_ref().map(|make| make(index)),
+                outlet: outlet.take(),
             })
             .collect();
         let max_tokens = match request.kind {
@@ -111,6 +119,7 @@ impl Job {
             cache: request.cache
                 && request.kind == RequestKind::Generate
                 && request.prompt_logprobs.is_none(),
+            is_for_peer: request.for_peer,
             scope: request.scope,
             submitted_at: now,
             ring,
@@ -120,11 +129,18 @@ impl Job {
             failed: AtomicBool::new(false),
             cached_tokens: AtomicU32::new(0),
             restored_tokens: AtomicU32::new(0),
+            handed_tokens: AtomicU32::new(0),
             restore_us: AtomicU64::new(0),
             planned_events: AtomicU32::new(0),
             in_flight,
         };
-        Self { task: Arc::new(task), prompt: request.prompt, context_policy: request.context_policy, choices }
+        Self {
+            task: Arc::new(task),
+            prompt: request.prompt,
+            written: request.written,
+            context_policy: request.context_policy,
+            choices,
+        }
     }
 }
 

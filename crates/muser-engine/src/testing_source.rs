@@ -21,6 +21,12 @@ pub(crate) struct State {
     pub(crate) offers: Vec<PrefixOffer>,
     /// Blocks delivered.
     pub(crate) delivered: usize,
+    /// Where fetches are to end on the way.
+    pub(crate) stages: Vec<usize>,
+    /// What it says that it could bring alone.
+    pub(crate) alone: usize,
+    /// It brings what a peer computes.
+    pub(crate) hands: bool,
 }
 
 /// A fetch that waits to be served.
@@ -63,7 +69,18 @@ impl StoredPrefix for Prefix {
         key(&self.units, group, index).is_some_and(|key| self.state.lock().blocks.contains_key(&key))
     }
 
+    fn stop_after(&self, known: usize) -> Option<usize> {
+        self.state.lock().stages.iter().copied().find(|&stage| stage > known)
+    }
+
+    fn alone(&self) -> usize {
+        self.state.lock().alone
+    }
+
     fn fetch(&self, wanted: Vec<(KvGroup, usize)>, delivery: Delivery) {
+        if self.state.lock().hands {
+            delivery.note_handed();
+        }
         let units = Arc::clone(&self.units);
         self.state.lock().fetches.push(Fetch { units, wanted, delivery });
     }
@@ -184,6 +201,12 @@ impl ScriptedSource {
         }
         if rng.one_in(3) {
             self.take_all();
+        }
+        if rng.one_in(20) {
+            // Some prefixes come in stages, at good places and at others.
+            let mut stages: Vec<usize> = (0..rng.below(4)).map(|_| rng.below(1300)).collect();
+            stages.sort_unstable();
+            self.lock().stages = stages;
         }
         if faults && rng.one_in(50) {
             // The store drops something.

@@ -120,7 +120,8 @@ pub fn identity_of(
         architecture: metadata(&model.file, |key| {
             !key.starts_with("tokenizer.") && !key.starts_with("general.")
         }),
-        quantisation: format!("per tensor, in the weights' root; activations of route {}", info.route),
+        // How activations are rounded is part of the route, so of the representation.
+        quantisation: "per tensor, in the weights' root".into(),
         adapters: Vec::new(),
         tokenizer: digest(
             "tokenizer",
@@ -163,6 +164,22 @@ pub fn identity_of(
             sliding_block_bytes: small("sliding block", info.sliding_block_bytes)?,
         },
     })
+}
+
+/// The facts of an executor as they are without its draft, for an identity of the model's state alone: of a sliding block the
+/// draft's layers are the last, and no bit of the others depends on them.
+pub fn without_draft(info: &ExecutorInfo, model: &Model) -> ExecutorInfo {
+    let geometry = &model.geometry;
+    let Some(digits) = info.kv_type.digits().filter(|_| info.draft.is_some()) else { return info.clone() };
+    let head = kv_layout::HeadLayout { dim: geometry.head_dim, digits };
+    let layers = geometry.sliding.iter().filter(|sliding| **sliding).count();
+    let target = info.route.rsplit_once('+').map_or(&*info.route, |(target, _)| target);
+    ExecutorInfo {
+        route: target.into(),
+        sliding_block_bytes: layers * geometry.kv_heads * head.bytes(),
+        draft: None,
+        ..info.clone()
+    }
 }
 
 /// How blocks lie in memory once exported: in digits alike on all backends, so that one reads what another wrote.
@@ -229,6 +246,46 @@ mod tests {
 
     fn open(path: &Path) -> GgufFile {
         GgufFile::open(path).expect("a model")
+    }
+
+    fn info(route: &str, draft_layers: usize, model: &Model) -> ExecutorInfo {
+        let geometry = &model.geometry;
+        let digits = KvType::Int16.digits().expect("digits");
+        let layer = geometry.kv_heads * kv_layout::HeadLayout { dim: geometry.head_dim, digits }.bytes();
+        let layers = |sliding: bool| geometry.sliding.iter().filter(|other| **other == sliding).count();
+        ExecutorInfo {
+            backend: "cpu",
+            device: String::new(),
+            route: route.into(),
+            kv_type: KvType::Int16,
+            full_block_bytes: layers(false) * layer,
+            sliding_block_bytes: (layers(true) + draft_layers) * layer,
+            max_rows: 512,
+            vocab: geometry.vocab,
+            hidden: geometry.hidden,
+            draft: (draft_layers > 0).then_some(muser_backend::DraftInfo { max_proposals: 15, window: 2048 }),
+            kv_room: None,
+        }
+    }
+
+    #[test]
+    fn what_was_computed_is_the_same_by_any_route_and_the_target_the_same_with_any_draft() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/muse-tiny-Q4_K_M.gguf");
+        let model = Model::load(path).expect("it loads");
+        let of =
+            |info: &ExecutorInfo| identity_of(&model, WeightsRoot([7; 32]), None, info).expect("an identity");
+        let plain = of(&info("exact-1/kv16", 0, &model));
+        let other = of(&info("exact-1/kv16-prefill8", 0, &model));
+        assert_eq!(plain.semantic(), other.semantic());
+        assert_ne!(plain.digest(), other.digest());
+        assert_eq!(plain.first_difference(&other), Some("numeric route"));
+        // With a draft the state is another; what of it is the model's is not.
+        for route in ["exact-1/kv16", "exact-1/kv16-prefill8"] {
+            let drafting = info(&format!("{route}+dflash-1-abc"), 5, &model);
+            assert_ne!(of(&drafting).digest(), of(&info(route, 0, &model)).digest());
+            let target = of(&without_draft(&drafting, &model));
+            assert_eq!(target, of(&info(route, 0, &model)));
+        }
     }
 
     #[test]

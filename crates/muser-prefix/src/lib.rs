@@ -23,6 +23,6 @@ mod shared;
 mod source;
 
 pub use figures::PackFigures;
-pub use identity::{IdentityError, WeightsFiles, identity_of, weights_root};
+pub use identity::{IdentityError, WeightsFiles, identity_of, weights_root, without_draft};
 pub use shared::PackOptions;
 pub use source::{PackSource, PackUse};

@@ -72,8 +72,11 @@ impl PackedPrefix {
         (!plan.positions.is_multiple_of(BLOCK_LEN)).then_some(plan.positions / BLOCK_LEN)
     }
 
+    /// The segment of the unfinished block at `index`, unless the whole block is stored too: that has the same rows and more, and
+    /// is what is meant where a fetch reaches behind the tail.
     fn tail_segment(&self, group: KvGroup, index: usize) -> Option<Segment> {
-        let plan = self.plan.as_ref().filter(|_| self.tail_block() == Some(index))?;
+        let is_tail = self.tail_block() == Some(index) && !self.has(group, index);
+        let plan = self.plan.as_ref().filter(|_| is_tail)?;
         plan.segments.iter().find(|segment| segment.group == group && segment.index == index).copied()
     }
 
@@ -130,6 +133,10 @@ impl StoredPrefix for PackedPrefix {
 
     fn tail(&self) -> Option<usize> {
         self.tail_block().and(self.plan.as_ref()).map(|plan| plan.positions)
+    }
+
+    fn alone(&self) -> usize {
+        self.plan.as_ref().map_or(0, |plan| plan.positions)
     }
 
     fn fetch(&self, wanted: Vec<(KvGroup, usize)>, delivery: Delivery) {

@@ -215,7 +215,7 @@ impl DraftRounds {
             DraftLength::Auto if self.lengths.is_deep_asleep(1) => StepContext::SkippedForAll,
             DraftLength::Fixed(_) | DraftLength::Auto => StepContext::Computed,
         };
-        let count = slots.running().filter(|sequence| decodes(sequence)).count();
+        let count = slots.seated().filter(|(_, sequence)| decodes(sequence)).count();
         if count == 0 || self.length == DraftLength::Fixed(0) {
             return false;
         }
@@ -230,7 +230,7 @@ impl DraftRounds {
                 return false;
             }
         }
-        for (slot, sequence) in slots.iter().filter(|(_, sequence)| decodes(sequence)) {
+        for (slot, sequence) in slots.seated().filter(|(_, sequence)| decodes(sequence)) {
             // Beyond the limits proposals would be computed for nothing: the last token is never read again.
             let tokens = sequence.tokens_left().saturating_sub(1);
             let positions = limits.positions.saturating_sub(sequence.text.len());

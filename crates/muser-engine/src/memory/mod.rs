@@ -15,7 +15,7 @@ use muser_kv::{
 };
 
 use crate::{
-    prefix::{Delivery, Fetching, PrefixQuery, Restoring, StoreLookup},
+    prefix::{Delivery, Fetching, FoundPrefix, PrefixQuery, QueryTerms, Restoring, StoreLookup},
     sequence::{Blocks, Sequence},
     slots::Slots,
 };
@@ -51,6 +51,15 @@ pub(crate) enum Begun {
     Fetching,
     /// There is no memory now.
     NoMemory,
+}
+
+/// What a fetch has brought.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Brought {
+    pub(crate) positions: usize,
+    /// Of these, computed by a peer.
+    pub(crate) handed: usize,
+    pub(crate) took: Duration,
 }
 
 /// The blocks and who has them.
@@ -269,7 +278,12 @@ impl Memory {
 /// Prefixes on their way in.
 impl Memory {
     /// Makes the question that a new sequence has for the source, unless memory knows as much as a source could.
-    pub(crate) fn query(&self, sequence: &mut Sequence, until: Duration) -> Option<PrefixQuery> {
+    pub(crate) fn query(
+        &self,
+        sequence: &mut Sequence,
+        terms: QueryTerms,
+        until: Duration,
+    ) -> Option<PrefixQuery> {
         let units = &sequence.text.units()[..sequence.text.len() - 1];
         if !sequence.task.cache || units.len() < BLOCK_LEN {
             return None;
@@ -279,7 +293,7 @@ impl Memory {
         if known == units.len() {
             return None;
         }
-        let (query, cell) = PrefixQuery::new(scope, units.into(), known);
+        let (query, cell) = PrefixQuery::new(scope, units.into(), known, terms);
         sequence.stored = StoreLookup::Asked { cell, until };
         Some(query)
     }
@@ -301,16 +315,12 @@ impl Memory {
         };
         let there = |group, index| in_host(group, index) || found.has(group, index);
         let known = self.known(scope, units);
-        let mut end = self.kv.resumable_with(scope, units, units.len() / BLOCK_LEN, there) * BLOCK_LEN;
-        if let Some(tail) = found.prefix.tail().filter(|&tail| end < tail && tail <= units.len()) {
-            let last = tail / BLOCK_LEN;
-            let tail_is_there =
-                [KvGroup::Full, KvGroup::Sliding].iter().all(|&group| !found.is_excluded(group, last));
-            let there = |group, index| index == last || there(group, index);
-            if tail_is_there && self.kv.reachable_with(scope, units, tail, there) {
-                end = tail;
-            }
-        }
+        let stage = found.prefix.stop_after(known).filter(|&stage| stage < units.len());
+        let staged = stage.map(|stage| self.end_of_fetch(scope, &units[..stage], found, &there));
+        let end = match staged.filter(|&end| end > known) {
+            Some(end) => end,
+            None => self.end_of_fetch(scope, units, found, &there),
+        };
         if end <= known {
             return Begun::Nothing;
         }
@@ -332,18 +342,35 @@ impl Memory {
         Begun::Fetching
     }
 
-    /// A fetch has brought everything: its prefix becomes known. Answers how many positions that are.
-    pub(crate) fn finish_fetch(
-        &mut self,
-        sequence: &mut Sequence,
-        now: Duration,
-    ) -> Option<(usize, Duration)> {
+    /// How far of `units` could be resumed at with what is `there` besides what memory has.
+    fn end_of_fetch(
+        &self,
+        scope: CacheScope,
+        units: &[Unit],
+        found: &FoundPrefix,
+        there: &dyn Fn(KvGroup, usize) -> bool,
+    ) -> usize {
+        let end = self.kv.resumable_with(scope, units, units.len() / BLOCK_LEN, there) * BLOCK_LEN;
+        let Some(tail) = found.prefix.tail().filter(|&tail| end < tail && tail <= units.len()) else {
+            return end;
+        };
+        let last = tail / BLOCK_LEN;
+        let tail_is_there =
+            [KvGroup::Full, KvGroup::Sliding].iter().all(|&group| !found.is_excluded(group, last));
+        let there = |group, index| index == last || there(group, index);
+        if tail_is_there && self.kv.reachable_with(scope, units, tail, there) { tail } else { end }
+    }
+
+    /// A fetch has brought everything: its prefix becomes known.
+    pub(crate) fn finish_fetch(&mut self, sequence: &mut Sequence, now: Duration) -> Option<Brought> {
         let Blocks::Fetching(restoring) = std::mem::take(&mut sequence.blocks) else { return None };
         let (positions, took) = (restoring.brings(), now.saturating_sub(restoring.began()));
         let task = &sequence.task;
         task.restored_tokens.fetch_add(positions as u32, Ordering::Relaxed);
+        let handed = if restoring.cell.is_handed() { positions } else { 0 };
+        task.handed_tokens.fetch_add(handed as u32, Ordering::Relaxed);
         task.restore_us.fetch_add(took.as_micros() as u64, Ordering::Relaxed);
         self.kv.finish_import(restoring.into_import());
-        Some((positions, took))
+        Some(Brought { positions, handed, took })
     }
 }

@@ -44,7 +44,7 @@ struct Point {
 }
 
 /// The measured cost of steps.
-#[derive(Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CostModel {
     points: [Option<Point>; SIZES],
     /// Seconds for each position that a row attends to.

@@ -82,10 +82,24 @@ pub(crate) struct DeliveryCell {
     failed: OnceLock<Failed>,
     closed: AtomicBool,
     cancelled: AtomicBool,
+    /// The source has said that it gets on, since that was last asked.
+    alive: AtomicBool,
+    /// What it brings a peer computed.
+    handed: AtomicBool,
     engine: Thread,
 }
 
 impl DeliveryCell {
+    /// Has the source said that it gets on? Asked once.
+    pub(crate) fn take_alive(&self) -> bool {
+        self.alive.swap(false, Ordering::Relaxed)
+    }
+
+    /// Did a peer compute what it brings?
+    pub(crate) fn is_handed(&self) -> bool {
+        self.handed.load(Ordering::Relaxed)
+    }
+
     /// The failure, once there is nothing left to take.
     pub(crate) fn failure(&self) -> Option<Failed> {
         // The order matters: whoever closes has given everything before.
@@ -136,6 +150,8 @@ impl Delivery {
             failed: OnceLock::new(),
             closed: AtomicBool::new(false),
             cancelled: AtomicBool::new(false),
+            alive: AtomicBool::new(false),
+            handed: AtomicBool::new(false),
             engine: std::thread::current(),
         });
         (Self(Arc::new(Closing(Arc::clone(&cell)))), cell)
@@ -149,6 +165,16 @@ impl Delivery {
     /// The flag behind [`Delivery::is_cancelled`], for readers that look at one.
     pub fn cancel_flag(&self) -> &AtomicBool {
         &self.0.0.cancelled
+    }
+
+    /// A sign of life other than a block: it takes its time, and gets on.
+    pub fn note_alive(&self) {
+        self.0.0.alive.store(true, Ordering::Relaxed);
+    }
+
+    /// What is brought here a peer has computed for this request; it counts as handed over.
+    pub fn note_handed(&self) {
+        self.0.0.handed.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn add_place(&self, group: KvGroup, index: usize, block: Box<dyn LentBlock>) {

@@ -1,6 +1,6 @@
 //! What a sequence knows of its prompt elsewhere, and a fetch under way.
 //!
-//! A sequence that fetches has a slot and its memory, but no rows in any step. Whatever ends the fetch, the sequence then
+//! A sequence that fetches has its memory and no slot. Whatever ends the fetch, the sequence then
 //! begins as any other: with the longest prefix that memory knows.
 
 use std::{sync::Arc, time::Duration};
@@ -171,12 +171,15 @@ impl Restoring {
     }
 
     /// How it ended, if it has. What has arrived whole has arrived, whatever is said afterwards.
-    pub(crate) fn end(&self, now: Duration, stall: Duration) -> Option<Result<(), Failed>> {
+    pub(crate) fn end(&mut self, now: Duration, stall: Duration) -> Option<Result<(), Failed>> {
         if self.missing.is_empty() {
             return Some(Ok(()));
         }
         if self.device_failed {
             return Some(Err((RestoreFailure::Device, None)));
+        }
+        if self.cell.take_alive() {
+            self.last_progress = now;
         }
         let slow = now >= self.stalls_at(stall);
         self.cell.failure().or_else(|| slow.then_some((RestoreFailure::Slow, None))).map(Err)

@@ -12,17 +12,28 @@
 //!   the engine no longer waits.
 //! - [`PrefixOffer`]: a prefix is final; its blocks can be copied out one at a time, between steps. They are held until
 //!   the offer is dropped, or until sequences need the memory.
+//!
+//! A prefix may still be growing where it is ([`StoredPrefix::stop_after`]), and sources may stand one behind the other
+//! ([`Sources`]). Who gives a prompt away while it is computed puts a [`PrefixOutlet`] into the request.
 
 mod delivery;
 mod lookup;
 mod offer;
+mod outlet;
+mod pace;
 mod query;
+mod sources;
 mod transfers;
 
 pub use delivery::{BlockBytes, BlockPlace, Delivery};
-pub(crate) use lookup::{Fetching, Offered, Restoring, StoreLookup, Waiting};
+pub(crate) use lookup::{Fetching, FoundPrefix, Offered, Restoring, StoreLookup, Waiting};
 pub use offer::{ExportError, PrefixOffer};
+pub(crate) use outlet::Outlet;
+pub use outlet::PrefixOutlet;
+pub use pace::LocalPace;
 pub use query::PrefixQuery;
+pub(crate) use query::QueryTerms;
+pub use sources::Sources;
 pub(crate) use transfers::{Transfers, begin_fetches};
 
 use std::sync::Arc;
@@ -50,6 +61,19 @@ pub trait StoredPrefix: Send + Sync {
     /// fetch of that block's index then means this one.
     fn tail(&self) -> Option<usize> {
         None
+    }
+
+    /// Where the next fetch is to end, for a prefix that comes in stages, when `known` positions are there: behind them, at a
+    /// place that can be resumed at. What has come to that place stays, whatever becomes of the stages behind it. `None`: as
+    /// far as can be had.
+    fn stop_after(&self, known: usize) -> Option<usize> {
+        let _ = known;
+        None
+    }
+
+    /// How many positions could be resumed at with what is here alone: what others are asked for reaches further.
+    fn alone(&self) -> usize {
+        0
     }
 
     /// Begins to fetch blocks (by group and index) and returns at once. They are delivered in any order, from any thread,

@@ -6,11 +6,12 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread::Thread,
+    time::Duration,
 };
 
 use muser_kv::{CacheScope, Unit};
 
-use crate::prefix::Found;
+use super::{Found, LocalPace};
 
 /// What both ends share.
 pub(crate) struct QueryCell {
@@ -30,22 +31,71 @@ impl QueryCell {
     }
 }
 
+/// What a request says about how it is to be served, as far as a source needs it.
+#[derive(Clone, Debug)]
+pub(crate) struct QueryTerms {
+    pub(crate) priority: i32,
+    pub(crate) time_left: Option<Duration>,
+    pub(crate) is_for_peer: bool,
+    pub(crate) pace: Arc<LocalPace>,
+}
+
+/// Who takes the answer instead of the engine.
+type Taker = Box<dyn FnOnce(Found) + Send>;
+
 /// A prompt about to be computed. Dropping it answers that nothing of it is stored.
 pub struct PrefixQuery {
     scope: CacheScope,
     units: Arc<[Unit]>,
     known: usize,
+    terms: QueryTerms,
     cell: Arc<QueryCell>,
+    taker: Option<Taker>,
+    /// Somebody else has the question now.
+    passed_on: bool,
 }
 
 impl PrefixQuery {
-    pub(crate) fn new(scope: CacheScope, units: Arc<[Unit]>, known: usize) -> (Self, Arc<QueryCell>) {
+    pub(crate) fn new(
+        scope: CacheScope,
+        units: Arc<[Unit]>,
+        known: usize,
+        terms: QueryTerms,
+    ) -> (Self, Arc<QueryCell>) {
         let cell = Arc::new(QueryCell {
             answer: OnceLock::new(),
             given_up: AtomicBool::new(false),
             engine: std::thread::current(),
         });
-        (Self { scope, units, known, cell: Arc::clone(&cell) }, cell)
+        let for_engine = Arc::clone(&cell);
+        (Self { scope, units, known, terms, cell, taker: None, passed_on: false }, for_engine)
+    }
+
+    /// The question to be asked of a source before others: `take` gets its answer and the question, to ask it again or answer it.
+    pub(crate) fn before(mut self, take: impl FnOnce(Self, Found) + Send + 'static) -> Self {
+        let asked = self.again();
+        self.taker = Some(Box::new(move |found| take(asked, found)));
+        self
+    }
+
+    /// The same question, for a source that is to reach beyond `known`.
+    pub(crate) fn beyond(mut self, known: usize) -> Self {
+        self.known = self.known.max(known);
+        self
+    }
+
+    /// The question once more; this one will not answer it, unless by what takes its answer.
+    fn again(&mut self) -> Self {
+        self.passed_on = true;
+        Self {
+            scope: self.scope,
+            units: Arc::clone(&self.units),
+            known: self.known,
+            terms: self.terms.clone(),
+            cell: Arc::clone(&self.cell),
+            taker: None,
+            passed_on: false,
+        }
     }
 
     /// Whose prompt it is: what other scopes have stored is not for it.
@@ -63,21 +113,49 @@ impl PrefixQuery {
         self.known
     }
 
+    /// Its request's priority: higher goes first.
+    pub fn priority(&self) -> i32 {
+        self.terms.priority
+    }
+
+    /// What is left of its request's time, if that is limited.
+    pub fn time_left(&self) -> Option<Duration> {
+        self.terms.time_left
+    }
+
+    /// Is it computed for a peer? Then no other peer is to be asked: none would be the last.
+    pub fn is_for_peer(&self) -> bool {
+        self.terms.is_for_peer
+    }
+
+    /// What computing it here would take.
+    pub fn pace(&self) -> &LocalPace {
+        &self.terms.pace
+    }
+
     /// Is there still somebody who waits for the answer?
     pub fn is_wanted(&self) -> bool {
         !self.cell.given_up.load(Ordering::Relaxed)
     }
 
     /// Answers.
-    pub fn answer(self, found: Found) {
-        let _ = self.cell.answer.set(found);
+    pub fn answer(mut self, found: Found) {
+        self.settle(found);
+    }
+
+    fn settle(&mut self, found: Found) {
+        if let Some(take) = self.taker.take() {
+            take(found);
+        } else if !self.passed_on {
+            let _ = self.cell.answer.set(found);
+            self.cell.engine.unpark();
+        }
     }
 }
 
 impl Drop for PrefixQuery {
     fn drop(&mut self) {
-        let _ = self.cell.answer.set(None);
-        self.cell.engine.unpark();
+        self.settle(None);
     }
 }
 

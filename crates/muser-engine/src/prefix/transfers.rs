@@ -10,7 +10,7 @@ use muser_backend::Executor;
 use muser_kv::{BLOCK_LEN, KvGroup};
 
 use super::{
-    ExportError, PrefixOffer, PrefixSource,
+    ExportError, LocalPace, PrefixOffer, PrefixSource, QueryTerms,
     lookup::Fetching,
     offer::{ExportQueue, ExportWork},
 };
@@ -40,10 +40,23 @@ impl Transfers {
         self.source = source;
     }
 
-    /// Asks the source about a new sequence.
-    pub(crate) fn ask(&mut self, sequence: &mut Sequence, memory: &Memory, env: Env<'_>) {
+    /// Asks the source about a new sequence, which computing here would take as long as `pace` says.
+    pub(crate) fn ask(
+        &mut self,
+        sequence: &mut Sequence,
+        memory: &Memory,
+        pace: Arc<LocalPace>,
+        env: Env<'_>,
+    ) {
         let Some(source) = &mut self.source else { return };
-        if let Some(query) = memory.query(sequence, env.now() + self.timeout) {
+        let now = env.now();
+        let terms = QueryTerms {
+            priority: sequence.task.priority,
+            time_left: sequence.task.deadline.map(|deadline| deadline.saturating_sub(now)),
+            is_for_peer: sequence.task.is_for_peer,
+            pace,
+        };
+        if let Some(query) = memory.query(sequence, terms, now + self.timeout) {
             Metrics::add(&env.metrics.external_queries, query.units().len() as u64);
             guard(|| source.look_up(query));
         }
@@ -58,7 +71,7 @@ impl Transfers {
         last_step: Duration,
         env: Env<'_>,
     ) -> bool {
-        if self.source.is_none() {
+        if self.source.is_none() && self.exports.work.is_empty() {
             return false;
         }
         let computing = slots.running().any(|sequence| sequence.blocks.kv().is_some());
@@ -108,6 +121,30 @@ impl Transfers {
                 let end = sequence.computed() / BLOCK_LEN * BLOCK_LEN;
                 self.offer(sequence, end, false, memory);
             }
+        }
+    }
+
+    /// Tells the outlets of sequences how far those have come.
+    pub(crate) fn tell_outlets(&self, slots: &mut Slots, memory: &mut Memory) {
+        for sequence in slots.running_mut() {
+            self.tell_outlet(sequence, memory);
+        }
+    }
+
+    /// Tells the outlet of a sequence, if it has one, how far that has come.
+    pub(crate) fn tell_outlet(&self, sequence: &mut Sequence, memory: &mut Memory) {
+        let end = sequence.computed();
+        let Some(outlet) = &sequence.outlet else { return };
+        if end <= outlet.told || sequence.blocks.awaits_copies() {
+            return;
+        }
+        let Some((hold, sliding)) = memory.hold(sequence, true) else { return };
+        let units = sequence.text.units()[..end].to_vec();
+        let offer =
+            PrefixOffer::new(sequence.task.scope, units, sliding, hold, Arc::downgrade(&self.exports));
+        if let Some(outlet) = &mut sequence.outlet {
+            outlet.told = end;
+            guard(|| outlet.outlet.grown(offer));
         }
     }
 

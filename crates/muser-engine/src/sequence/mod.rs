@@ -21,7 +21,7 @@ use crate::{
     draft::DraftState,
     image::ready_until,
     metrics::Metrics,
-    prefix::{Offered, StoreLookup},
+    prefix::{Offered, Outlet, StoreLookup},
     sampler::TokenCounts,
     task::{Choice, Job, Task},
 };
@@ -37,6 +37,8 @@ pub(crate) struct Sequence {
     pub(crate) stored: StoreLookup,
     /// What of it has been offered to the source.
     pub(crate) offered: Offered,
+    /// Who hears how far its prompt is final.
+    pub(crate) outlet: Option<Outlet>,
     pub(crate) draft: DraftState,
     pub(crate) rules: Rules,
     pub(crate) known: PromptFindings,
@@ -109,6 +111,7 @@ impl Sequence {
             blocks: Blocks::None,
             stored: StoreLookup::None,
             offered: Offered::default(),
+            outlet: choice.outlet,
             draft: DraftState::new(),
             rules: Rules { counts, constraint: choice.constraint, stop_watch: choice.stop_watch },
             known: PromptFindings {
@@ -182,6 +185,26 @@ impl Sequence {
         self.text.push(id);
         if let Some(counts) = &mut self.rules.counts {
             counts.push_output(id);
+        }
+    }
+
+    /// Takes in what has been written already, as if it had been sampled here.
+    pub(crate) fn take_written(&mut self, written: &[u32], most_positions: usize) {
+        for &id in written {
+            self.push(id);
+            self.progress.note_written();
+            if let Some(watch) = &mut self.rules.stop_watch {
+                watch.push(id);
+            }
+            if let Some(constraint) = &mut self.rules.constraint
+                && let Err(why) = constraint.commit(id)
+            {
+                self.task.fail(RequestError::Constraint(why));
+                return;
+            }
+            if self.text.len() >= most_positions {
+                self.text.shift(most_positions);
+            }
         }
     }
 
@@ -281,6 +304,7 @@ impl Sequence {
                 prompt_tokens: task.prompt_tokens,
                 cached_tokens: task.cached_tokens.load(Ordering::Relaxed),
                 restored_tokens: task.restored_tokens.load(Ordering::Relaxed),
+                handed_tokens: task.handed_tokens.load(Ordering::Relaxed),
                 ..self.progress.usage()
             },
             timings: Timings {

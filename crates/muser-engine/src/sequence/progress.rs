@@ -40,6 +40,11 @@ impl Progress {
         self.generated += 1;
     }
 
+    /// A token that was sampled elsewhere.
+    pub(crate) fn note_written(&mut self) {
+        self.generated += 1;
+    }
+
     pub(crate) fn note_proposals(&mut self, drafted: usize, accepted: usize) {
         self.drafted += drafted as u32;
         self.accepted += accepted as u32;

@@ -4,6 +4,7 @@ mod allocation;
 mod basics;
 mod drafts;
 mod faults;
+mod handoff;
 mod images;
 mod masks;
 mod prefix;
