@@ -2,7 +2,7 @@
 
 use muser_gguf::GgmlType;
 use muser_kv::{BLOCK_LEN, BlockId};
-use muser_model::{Draft, Matrix, Model};
+use muser_model::{Draft, Model};
 
 use crate::route::NVFP4_REVISION;
 use crate::{ExecError, KvCapacity};
@@ -130,11 +130,11 @@ pub fn draft_mark(draft: &Draft) -> String {
     for l in &draft.layers {
         [&l.attn_norm, &l.attn_q_norm, &l.attn_k_norm, &l.ffn_norm].into_iter().for_each(|norm| vector(norm));
     }
-    if draft_matrices(draft).any(|matrix| matrix.ty == GgmlType::NVFP4) {
+    if draft.matrices().any(|matrix| matrix.ty == GgmlType::NVFP4) {
         // The revision of that arithmetic, which files without such matrices do not depend on.
         hasher.update(NVFP4_REVISION.as_bytes());
     }
-    for matrix in draft_matrices(draft) {
+    for matrix in draft.matrices() {
         let bytes = matrix.bytes();
         hasher.update(format!("{} {:?} {} {}", matrix.name, matrix.ty, matrix.rows, matrix.cols).as_bytes());
         hasher.update(&matrix.scale.to_le_bytes());
@@ -142,13 +142,4 @@ pub fn draft_mark(draft: &Draft) -> String {
         hasher.update(&bytes[bytes.len().saturating_sub(END_BYTES)..]);
     }
     hasher.finalize().to_hex()[..16].to_owned()
-}
-
-/// All matrices of a draft.
-pub(crate) fn draft_matrices(draft: &Draft) -> impl Iterator<Item = &Matrix> {
-    let layers = draft
-        .layers
-        .iter()
-        .flat_map(|l| [&l.attn_q, &l.attn_k, &l.attn_v, &l.attn_output, &l.ffn_gate, &l.ffn_up, &l.ffn_down]);
-    std::iter::once(&draft.fc).chain(layers)
 }

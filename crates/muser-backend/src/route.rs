@@ -1,7 +1,7 @@
 //! The name of the arithmetic that a model is computed with.
 
 use muser_gguf::GgmlType;
-use muser_model::{Matrix, Model};
+use muser_model::Model;
 
 use crate::arith::attention::{Digits, route};
 
@@ -17,12 +17,7 @@ pub fn numeric_route(kv: Digits, model: &Model) -> String {
 }
 
 fn uses_nvfp4(model: &Model) -> bool {
-    let layers = model.layers.iter().flat_map(|l| {
-        [&l.attn_q, &l.attn_k, &l.attn_v, &l.attn_gate, &l.attn_output, &l.ffn_gate, &l.ffn_up, &l.ffn_down]
-    });
-    let is_nvfp4 = |m: &Matrix| m.ty == GgmlType::NVFP4;
-    let table = &model.token_embd;
-    layers.chain([table, &model.output]).any(is_nvfp4) || table.scale.to_bits() != 1.0f32.to_bits()
+    model.matrices().any(|m| m.ty == GgmlType::NVFP4) || model.token_embd.scale.to_bits() != 1.0f32.to_bits()
 }
 
 #[cfg(test)]

@@ -5,12 +5,13 @@
 //! at load. The embedding table is never copied: one row of it is read per token.
 #![allow(unsafe_code, reason = "writes tile rows of one buffer from several threads")]
 
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use muser_backend::ExecError;
 use muser_backend::arith::{MatrixRole, Segments};
 use muser_gguf::GgmlType;
-use muser_model::{Matrix, Model};
+use muser_model::{Matrix, Model, ModelError};
 
 use crate::kernels::layout::{BlockShape, TILE_ROWS};
 use crate::kernels::matmul::{MatrixView, Storage};
@@ -54,6 +55,8 @@ impl Weights {
         }
         matrices.push((&model.output, MatrixRole::Output));
         let Bound { views, copy } = Bound::new(&matrices, repack, pool)?;
+        // Nothing else goes over the table.
+        check_all(&[&model.token_embd], pool)?;
         let layers = views.chunks_exact(8).map(|v| LayerViews {
             attn_q: v[0],
             attn_k: v[1],
@@ -106,6 +109,7 @@ impl Bound {
             }
         };
         if !wanted || jobs.is_empty() {
+            check_all(&matrices.iter().map(|(matrix, _)| *matrix).collect::<Vec<_>>(), pool)?;
             return Ok(Self { views, copy: None });
         }
         if let Some(available) = available_bytes().filter(|&free| free < bytes as u64) {
@@ -159,6 +163,7 @@ fn repack_all(jobs: &[Job<'_>], copy: &HugeBuffer, tight: bool, pool: &mut Pool)
     let chunks: Vec<usize> = jobs.iter().map(|job| job.from.tiles().div_ceil(job.chunk())).collect();
     let total = chunks.iter().sum();
     let advised = Mutex::new(0);
+    let fault = Fault::default();
     pool.run(&|worker| {
         // A thread's items ascend, so it finds its matrix by going on from the last one.
         let (mut matrix, mut first) = (0, 0);
@@ -176,6 +181,7 @@ fn repack_all(jobs: &[Job<'_>], copy: &HugeBuffer, tight: bool, pool: &mut Pool)
                 advise_up_to(copy, &advised, job.at + tiles.end * job.tile_stride);
             }
             job.matrix.will_read(bytes.clone());
+            fault.keep(job.matrix.check_scales(rows_of(&tiles, job.matrix)));
             for tile in tiles {
                 let to = copy.ptr().wrapping_add(job.at + tile * job.tile_stride);
                 // SAFETY: `to` begins a tile row of this job inside the copy, which no other item writes; the rows of
@@ -190,7 +196,57 @@ fn repack_all(jobs: &[Job<'_>], copy: &HugeBuffer, tight: bool, pool: &mut Pool)
         });
         Ok(())
     })
-    .map_err(|what| ExecError::Device { device: "cpu".into(), what })
+    .map_err(|what| ExecError::Device { device: "cpu".into(), what })?;
+    fault.raise()
+}
+
+/// Rows of some row tiles.
+fn rows_of(tiles: &Range<usize>, matrix: &Matrix) -> Range<usize> {
+    tiles.start * TILE_ROWS..(tiles.end * TILE_ROWS).min(matrix.rows)
+}
+
+/// Goes over the block scales of matrices that are used as they lie in the file ([`Matrix::check_scales`]).
+fn check_all(matrices: &[&Matrix], pool: &mut Pool) -> Result<(), ExecError> {
+    const CHUNK_ROWS: usize = 1024;
+    let has_scales = |matrix: &&&Matrix| matches!(matrix.ty, GgmlType::NVFP4 | GgmlType::MXFP4);
+    let chunks = |matrix: &Matrix| (0..matrix.rows).step_by(CHUNK_ROWS);
+    let all: Vec<(&Matrix, usize)> = matrices
+        .iter()
+        .filter(has_scales)
+        .flat_map(|&matrix| chunks(matrix).map(move |first| (matrix, first)))
+        .collect();
+    if all.is_empty() {
+        return Ok(());
+    }
+    let fault = Fault::default();
+    pool.run(&|worker| {
+        worker.share(all.len(), |item| {
+            let (matrix, first) = all[item];
+            fault.keep(matrix.check_scales(first..(first + CHUNK_ROWS).min(matrix.rows)));
+        });
+        Ok(())
+    })
+    .map_err(|what| ExecError::Device { device: "cpu".into(), what })?;
+    fault.raise()
+}
+
+/// What the threads found wrong with the weights; one of it is told.
+#[derive(Default)]
+struct Fault(Mutex<Option<ModelError>>);
+
+impl Fault {
+    fn keep(&self, result: Result<(), ModelError>) {
+        if let Err(error) = result {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        }
+    }
+
+    fn raise(self) -> Result<(), ExecError> {
+        match self.0.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            Some(error) => Err(ExecError::Unsupported { backend: "cpu", what: error.to_string() }),
+            None => Ok(()),
+        }
+    }
 }
 
 /// Decides about the pages of `copy` up to `end`, a stretch at a time: huge ones if there are enough at hand.

@@ -72,9 +72,11 @@ impl Part {
     fn of(name: &str) -> Part {
         let within = match name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) {
             Some((_, within)) => within,
-            None if name == "token_embd.weight" => return Part::Embedding,
+            None if name.starts_with("token_embd.") => return Part::Embedding,
             None if name == "output.weight" => return Part::Output,
-            None if name == "output_norm.weight" || name == "output.scale" => return Part::Norms,
+            None if name == "output_norm.weight" || is_factor(name) && name.starts_with("output.") => {
+                return Part::Norms;
+            }
             None => return Part::Other,
         };
         match within {
@@ -87,10 +89,15 @@ impl Part {
             | "post_attention_norm.weight"
             | "ffn_norm.weight"
             | "post_ffw_norm.weight" => Part::Norms,
-            _ if within.rsplit('.').next() == Some("scale") => Part::Norms,
+            _ if is_factor(within) => Part::Norms,
             _ => Part::Other,
         }
     }
+}
+
+/// One number beside a matrix.
+fn is_factor(name: &str) -> bool {
+    name.ends_with(".scale")
 }
 
 /// Tensors of one part and one type.

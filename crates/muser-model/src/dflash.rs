@@ -10,7 +10,7 @@ use std::sync::Arc;
 use muser_gguf::GgufFile;
 
 use crate::geometry::{Keys, MAX_WIDTH};
-use crate::weights::Binder;
+use crate::weights::{Binder, check_factors};
 use crate::{Matrix, Model, ModelError};
 
 /// Architecture name of a draft in a GGUF file.
@@ -192,7 +192,17 @@ impl Draft {
         let output_norm = binder.vector("output_norm", c.hidden)?;
         let layers =
             (0..c.sliding.len()).map(|layer| bind_layer(&binder, c, layer)).collect::<Result<Vec<_>, _>>()?;
-        Ok(Draft { file, config, fc, enc_output_norm, output_norm, layers })
+        let draft = Draft { file: Arc::clone(&file), config, fc, enc_output_norm, output_norm, layers };
+        check_factors(&file, draft.matrices())?;
+        Ok(draft)
+    }
+
+    /// All matrices.
+    pub fn matrices(&self) -> impl Iterator<Item = &Matrix> {
+        let of_layers = self.layers.iter().flat_map(|l| {
+            [&l.attn_q, &l.attn_k, &l.attn_v, &l.attn_output, &l.ffn_gate, &l.ffn_up, &l.ffn_down]
+        });
+        std::iter::once(&self.fc).chain(of_layers)
     }
 
     /// Does this draft fit the target whose embedding table, features and tokens it will use?

@@ -59,6 +59,9 @@ fn places(file: &GgufFile, shard: usize, odd: &mut Vec<String>) {
 
 fn types(file: &GgufFile, odd: &mut Vec<String>) {
     const RELEASED: [GgmlType; 4] = [GgmlType::F32, GgmlType::Q4_K, GgmlType::Q5_K, GgmlType::Q6_K];
+    // What else is in a file that was made of a published NVFP4 checkpoint.
+    const BESIDE_NVFP4: [GgmlType; 3] = [GgmlType::NVFP4, GgmlType::BF16, GgmlType::Q8_0];
+    let usual = |ty: &GgmlType| RELEASED.contains(ty) || is_nvfp4(file) && BESIDE_NVFP4.contains(ty);
     let mut seen: Vec<GgmlType> = file.tensors().iter().map(|tensor| tensor.ty).collect();
     seen.sort_unstable();
     seen.dedup();
@@ -66,10 +69,15 @@ fn types(file: &GgufFile, odd: &mut Vec<String>) {
         odd.push(format!("muser knows the size of type {} but cannot decode it", ty.name()));
     }
     let others: Vec<&str> =
-        seen.iter().filter(|ty| ty.is_decodable() && !RELEASED.contains(ty)).map(|ty| ty.name()).collect();
+        seen.iter().filter(|ty| ty.is_decodable() && !usual(ty)).map(|ty| ty.name()).collect();
     if !others.is_empty() {
         odd.push(format!("types that the released files do not have: {}", list(&others)));
     }
+}
+
+/// Does the file say that it is mostly NVFP4?
+fn is_nvfp4(file: &GgufFile) -> bool {
+    file.get("general.file_type").and_then(Value::as_integer) == Some(39)
 }
 
 /// Keys below the architecture's prefix that muser reads, or checks to be without effect.
@@ -135,7 +143,11 @@ fn unused_tensors(file: &GgufFile, geometry: &Geometry, odd: &mut Vec<String>) {
         "post_ffw_norm",
     ];
     let used = |name: &str| {
-        let Some((stem, kind @ ("weight" | "scale"))) = name.rsplit_once('.') else { return false };
+        // Scales of activations stand beside some matrices of NVFP4 files, for programs whose activations have four bits.
+        let Some((stem, kind @ ("weight" | "scale" | "input_scale"))) = name.rsplit_once('.') else {
+            return false;
+        };
+        let stem = if kind == "scale" { stem.strip_suffix(".weight").unwrap_or(stem) } else { stem };
         let part_of = |part: &str| kind == "weight" || !part.ends_with("norm");
         match stem.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) {
             Some((layer, part)) => {
@@ -217,7 +229,7 @@ fn tokenizer(file: &GgufFile, odd: &mut Vec<String>) {
     }
 }
 
-/// In the released files the q-norm holds 3.87 throughout and the k-norm ones, and no matrix has a factor.
+/// In the released files the q-norm holds 3.87 throughout and the k-norm ones, and no matrix of their types has a factor.
 fn weights(model: &Model, odd: &mut Vec<String>) {
     let differs = |values: &[f32], constant: f32| values.iter().any(|value| (value - constant).abs() > 1e-3);
     let q = model.layers.iter().filter(|layer| differs(&layer.attn_q_norm, 3.87)).count();
@@ -228,14 +240,10 @@ fn weights(model: &Model, odd: &mut Vec<String>) {
     if k > 0 {
         odd.push(format!("the k-norm of {k} layers is not the constant 1"));
     }
-    let of_layers = model.layers.iter().flat_map(|layer| {
-        let attention = [&layer.attn_q, &layer.attn_k, &layer.attn_v, &layer.attn_gate, &layer.attn_output];
-        attention.into_iter().chain([&layer.ffn_gate, &layer.ffn_up, &layer.ffn_down])
-    });
-    let all = of_layers.chain([&model.output, &model.token_embd]);
-    let scaled = all.filter(|matrix| matrix.scale != 1.0).count();
+    // NVFP4 is made to have one; beside another type it is odd.
+    let scaled = model.matrices().filter(|m| m.scale != 1.0 && m.ty != GgmlType::NVFP4).count();
     if scaled > 0 {
-        odd.push(format!("{scaled} matrices have a factor of their own (.scale)"));
+        odd.push(format!("{scaled} matrices that are not NVFP4 have a factor of their own (.scale)"));
     }
 }
 

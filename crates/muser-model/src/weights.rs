@@ -1,15 +1,16 @@
 //! The tensors of a model, looked up by name, checked against the geometry and bound to the mapped file.
 //!
-//! Tolerated: trailing dimensions of 1, norm vectors in F16 or BF16, a factor (`<stem>.scale`) beside any matrix, tensors
-//! that the architecture does not have. Refused: everything else, also files without `attn_q_norm` and `attn_k_norm`
+//! Tolerated: trailing dimensions of 1, norm vectors in F16 or BF16, a factor (`<stem>.scale` or `<stem>.weight.scale`) beside
+//! any matrix, tensors that the architecture does not have unless they are factors: one that is left out gives garbage. Refused: everything else, also files without `attn_q_norm` and `attn_k_norm`
 //! (some converters leave them out), since such files may also have the rows of Q and K in another order, which no key
 //! tells.
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use muser_gguf::{GgmlType, GgufFile, TensorInfo, dequantize_row};
+use muser_gguf::{GgmlType, GgufError, GgufFile, TensorInfo, dequantize_row};
 
 use crate::{Geometry, ModelError};
 
@@ -24,7 +25,8 @@ pub struct Matrix {
     pub rows: usize,
     /// Inputs (`ne[0]`).
     pub cols: usize,
-    /// Factor on the product (NVFP4's per-tensor `<stem>.scale`); 1 when the file has none.
+    /// Factor on the product, and on rows that are looked up (NVFP4's per-tensor `<stem>.scale`), finite and above zero; 1 when
+    /// the file has none.
     pub scale: f32,
     pub(crate) file: Arc<GgufFile>,
     pub(crate) shard: usize,
@@ -63,6 +65,66 @@ impl Matrix {
     pub fn row(&self, row: usize) -> &[u8] {
         &self.bytes()[row * self.row_bytes()..][..self.row_bytes()]
     }
+
+    /// Row `row` as it is looked up in a table: decoded, times the factor.
+    pub fn look_up(&self, row: usize, out: &mut [f32]) -> Result<(), GgufError> {
+        dequantize_row(self.ty, self.row(row), out)?;
+        if self.scale != 1.0 {
+            out.iter_mut().for_each(|value| *value *= self.scale);
+        }
+        Ok(())
+    }
+
+    /// Reads the block scales of some rows of a 4-bit float type, and refuses what no quantiser writes: a NaN, a sign. Other
+    /// types have nothing to check. To be called where the bytes are read anyway.
+    pub fn check_scales(&self, rows: Range<usize>) -> Result<(), ModelError> {
+        let (bad, scales): (fn(&[u8]) -> bool, usize) = match self.ty {
+            GgmlType::NVFP4 => (no_scales, 4),
+            GgmlType::MXFP4 => (|block| block[0] == 0xFF, 1),
+            _ => return Ok(()),
+        };
+        let (block, len) = (self.ty.block_bytes(), self.ty.block_len());
+        for row in rows {
+            let Some(at) = self.row(row).chunks_exact(block).position(bad) else { continue };
+            let found = &self.row(row)[at * block..][..scales];
+            let (first, last) = (at * len, (at + 1) * len - 1);
+            let found = format!("bytes {found:02X?} in row {row}, inputs {first} to {last}: a damaged file");
+            return Err(wrong(&self.name, "block scales that are numbers of zero or more", found));
+        }
+        Ok(())
+    }
+}
+
+/// Has one of the four scales of an NVFP4 block a sign, or is one a NaN (all bits but the sign set)?
+fn no_scales(block: &[u8]) -> bool {
+    const TOPS: u32 = 0x8080_8080;
+    let word = u32::from_le_bytes([block[0], block[1], block[2], block[3]]);
+    // Without signs nothing is carried from byte to byte.
+    word & TOPS != 0 || (word + 0x0101_0101) & TOPS != 0
+}
+
+/// The matrix that a tensor of this name is the factor of: `<stem>.scale` is what most programs write, some
+/// `<stem>.weight.scale`.
+pub(crate) fn owner_of_factor(name: &str) -> Option<String> {
+    let stem = name.strip_suffix(".scale")?;
+    Some(format!("{}.weight", stem.strip_suffix(".weight").unwrap_or(stem)))
+}
+
+/// Refuses a factor of something that is no matrix of `bound`: leaving it out would give garbage without a word.
+pub(crate) fn check_factors<'a>(
+    file: &GgufFile,
+    bound: impl IntoIterator<Item = &'a Matrix>,
+) -> Result<(), ModelError> {
+    let names: HashSet<&str> = bound.into_iter().map(|matrix| matrix.name.as_str()).collect();
+    for tensor in file.tensors() {
+        if let Some(owner) = owner_of_factor(&tensor.name)
+            && !names.contains(owner.as_str())
+        {
+            let expected = format!("no factor, since this model has no matrix {owner}");
+            return Err(wrong(&tensor.name, expected, format!("shape {:?}", tensor.dims)));
+        }
+    }
+    Ok(())
 }
 
 /// Weights of one layer. Norm vectors are copied out as f32.
@@ -117,7 +179,26 @@ impl Model {
         let output_norm = binder.vector("output_norm", g.hidden)?;
         let output = binder.matrix("output", g.hidden, g.vocab)?;
         let layers = (0..g.layers()).map(|layer| binder.layer(g, layer)).collect::<Result<Vec<_>, _>>()?;
-        Ok(Model { file, geometry, token_embd, output_norm, output, layers })
+        let model = Model { file: Arc::clone(&file), geometry, token_embd, output_norm, output, layers };
+        check_factors(&file, model.matrices())?;
+        Ok(model)
+    }
+
+    /// All matrices: the table, those of the layers, the vocabulary matrix.
+    pub fn matrices(&self) -> impl Iterator<Item = &Matrix> {
+        let of_layers = self.layers.iter().flat_map(|l| {
+            [
+                &l.attn_q,
+                &l.attn_k,
+                &l.attn_v,
+                &l.attn_gate,
+                &l.attn_output,
+                &l.ffn_gate,
+                &l.ffn_up,
+                &l.ffn_down,
+            ]
+        });
+        std::iter::once(&self.token_embd).chain(of_layers).chain(std::iter::once(&self.output))
     }
 }
 
@@ -200,12 +281,14 @@ impl Binder<'_> {
     }
 
     fn scale(&self, stem: &str) -> Result<f32, ModelError> {
-        let name = format!("{stem}.scale");
-        if self.file.tensor(&name).is_none() {
-            return Ok(1.0);
+        let names = [format!("{stem}.scale"), format!("{stem}.weight.scale")];
+        let mut found = names.iter().filter(|name| self.file.tensor(name).is_some());
+        let Some(name) = found.next() else { return Ok(1.0) };
+        if let Some(second) = found.next() {
+            return Err(wrong(second, format!("one factor, {name}"), "a second one for the same matrix"));
         }
-        let tensor = self.tensor(&name, &[1])?;
-        Ok(self.floats(tensor, 1)?[0])
+        let factor = self.floats(self.tensor(name, &[1])?, 1)?[0];
+        if factor > 0.0 { Ok(factor) } else { Err(wrong(name, "a factor above zero", factor.to_string())) }
     }
 
     fn floats(&self, tensor: &TensorInfo, len: usize) -> Result<Vec<f32>, ModelError> {

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use muser_gguf::{GgmlType, GgufFile, GgufWriter, Value};
+use muser_gguf::{GgmlType, GgufFile, GgufWriter, Value, dequantize_row};
 use muser_model::synth::{self, Mix, Preset, SynthOptions};
 use muser_model::{Geometry, Model, odd};
 
@@ -271,7 +271,139 @@ fn a_factor_beside_a_matrix_is_bound() {
         "{}",
         model.layers[0].attn_q.scale
     );
-    assert_eq!(model.token_embd.scale, 1.0);
+    // A row of the table comes with its factor.
+    let table = &model.token_embd;
+    assert!(table.scale != 1.0);
+    let (mut raw, mut row) = (vec![0.0; table.cols], vec![0.0; table.cols]);
+    dequantize_row(table.ty, table.row(5), &mut raw).expect("decodes");
+    table.look_up(5, &mut row).expect("decodes");
+    assert!(raw.iter().any(|value| *value != 0.0));
+    assert!(raw.iter().zip(&row).all(|(raw, row)| *row == *raw * table.scale));
+}
+
+/// A file with one more tensor, a number.
+fn with_number(name: &'static str, number: f32) -> Arc<GgufFile> {
+    // It goes to the place of a layer's norm, which moves to the end.
+    let file = tiny_q8_0();
+    let mut writer = GgufWriter::new();
+    for (key, value) in file.metadata() {
+        writer.put(key, value).expect("unique");
+    }
+    for t in file.tensors() {
+        writer.tensor(&t.name, &t.dims, t.ty).expect("valid");
+    }
+    writer.tensor(name, &[1], GgmlType::F32).expect("valid");
+    let header = writer.finish();
+    let mut sink = header.stream(Vec::new()).expect("written");
+    for t in file.tensors() {
+        sink.write(file.tensor_data(t)).expect("written");
+    }
+    sink.write(&number.to_le_bytes()).expect("written");
+    Arc::new(GgufFile::from_bytes(sink.finish().expect("complete")).expect("valid"))
+}
+
+#[test]
+fn factors_have_two_names_and_no_other() {
+    let factor =
+        |name, number| Model::from_gguf(with_number(name, number)).expect("fits").layers[1].ffn_up.scale;
+    assert_eq!(factor("blk.1.ffn_up.scale", 0.25), 0.25);
+    assert_eq!(factor("blk.1.ffn_up.weight.scale", 0.25), 0.25);
+    // What is kept for others does nothing here.
+    assert_eq!(factor("blk.1.ffn_up.input_scale", 0.25), 1.0);
+
+    let nvfp4 =
+        GgufFile::from_bytes(synth::tiny(&Preset::Tiny.geometry(), GgmlType::NVFP4, 3).expect("possible"));
+    let twice = rewrite(
+        &nvfp4.expect("valid"),
+        |_, _| false,
+        |tensor| {
+            if tensor.name == "output_norm.weight" {
+                return true;
+            }
+            if tensor.name == "blk.0.ffn_up.scale" {
+                tensor.name = "blk.0.ffn_down.weight.scale".to_owned();
+            }
+            true
+        },
+    );
+    assert_eq!(
+        refusal(twice),
+        "tensor blk.0.ffn_down.weight.scale: expected one factor, blk.0.ffn_down.scale, found a second one for the same matrix"
+    );
+}
+
+#[test]
+fn a_factor_without_a_matrix_or_a_value_is_refused() {
+    let rows = [
+        (
+            "blk.1.ffn_upp.scale",
+            0.5,
+            "no factor, since this model has no matrix blk.1.ffn_upp.weight, found shape [1]",
+        ),
+        (
+            "blk.4.ffn_up.scale",
+            0.5,
+            "no factor, since this model has no matrix blk.4.ffn_up.weight, found shape [1]",
+        ),
+        (
+            "blk.1.ffn_norm.scale",
+            0.5,
+            "no factor, since this model has no matrix blk.1.ffn_norm.weight, found shape [1]",
+        ),
+        (
+            "model.layers.1.mlp.up_proj.weight.scale",
+            0.5,
+            "no factor, since this model has no matrix model.layers.1.mlp.up_proj.weight, found shape [1]",
+        ),
+        ("blk.1.ffn_up.scale", 0.0, "a factor above zero, found 0"),
+        ("blk.1.ffn_up.weight.scale", -0.5, "a factor above zero, found -0.5"),
+        ("token_embd.scale", f32::INFINITY, "finite numbers, found inf at index 0"),
+        ("output.scale", f32::NAN, "finite numbers, found NaN at index 0"),
+    ];
+    for (name, number, why) in rows {
+        assert_eq!(refusal(with_number(name, number)), format!("tensor {name}: expected {why}"));
+    }
+}
+
+#[test]
+fn block_scales_are_numbers_of_zero_or_more() {
+    let damaged = |ty: GgmlType, at: usize, byte: u8| {
+        let bytes = synth::tiny(&Preset::Tiny.geometry(), ty, 3).expect("possible");
+        let file = rewrite(
+            &GgufFile::from_bytes(bytes).expect("valid"),
+            |_, _| false,
+            |tensor| {
+                if tensor.name == "blk.2.attn_output.weight" {
+                    tensor.data[at] = byte;
+                }
+                true
+            },
+        );
+        let model = Model::from_gguf(file).expect("only the bytes of a matrix are wrong");
+        let matrix = &model.layers[2].attn_output;
+        let checked: Vec<_> = (0..matrix.rows).map(|row| matrix.check_scales(row..row + 1)).collect();
+        let whole = matrix.check_scales(0..matrix.rows).map_err(|error| error.to_string());
+        assert_eq!(checked.iter().filter(|row| row.is_err()).count(), usize::from(whole.is_err()));
+        whole
+    };
+    let row = 256 / 64 * 36;
+    let message = |bytes: &str, row, first, last| {
+        Err(format!(
+            "tensor blk.2.attn_output.weight: expected block scales that are numbers of zero or more, found bytes [{bytes}] \
+             in row {row}, inputs {first} to {last}: a damaged file"
+        ))
+    };
+    let first_bytes = |found: Result<(), String>| found.expect_err("refused");
+    assert!(first_bytes(damaged(GgmlType::NVFP4, 0, 0x7F)).contains("found bytes [7F, "));
+    assert!(
+        first_bytes(damaged(GgmlType::NVFP4, 3 * row + 36 + 2, 0x80)).contains("in row 3, inputs 64 to 127")
+    );
+    assert!(first_bytes(damaged(GgmlType::NVFP4, 3 * row + 3, 0xFF)).contains("in row 3, inputs 0 to 63"));
+    assert_eq!(damaged(GgmlType::NVFP4, 3, 0x7E), Ok(()));
+    assert_eq!(damaged(GgmlType::NVFP4, 4, 0xFF), Ok(()), "codes may be anything");
+    assert_eq!(damaged(GgmlType::MXFP4, 17, 0xFF), message("FF", 0, 32, 63));
+    assert_eq!(damaged(GgmlType::MXFP4, 17, 0xFE), Ok(()));
+    assert_eq!(damaged(GgmlType::Q8_0, 0, 0xFF), Ok(()));
 }
 
 fn findings(file: &Arc<GgufFile>) -> Vec<String> {
@@ -282,6 +414,7 @@ fn findings(file: &Arc<GgufFile>) -> Vec<String> {
 #[test]
 fn an_ordinary_file_is_not_odd() {
     assert_eq!(findings(&Arc::new(tiny(Mix::Medium(GgmlType::Q4_K)))), [] as [String; 0]);
+    assert_eq!(findings(&Arc::new(tiny(Mix::Uniform(GgmlType::NVFP4)))), [] as [String; 0]);
 }
 
 #[test]
@@ -370,7 +503,10 @@ fn what_is_odd_is_told() {
             }),
             "the k-norm of 4 layers is not the constant 1",
         ),
-        (Arc::new(tiny(Mix::Uniform(GgmlType::NVFP4))), "33 matrices have a factor of their own (.scale)"),
+        (
+            with_number("blk.1.ffn_up.scale", 0.5),
+            "1 matrices that are not NVFP4 have a factor of their own (.scale)",
+        ),
     ];
     for (file, expected) in rows {
         let found = findings(file);

@@ -4,7 +4,7 @@ use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
 use muser_model::{Draft, DraftLayer, Model};
 
 use super::kv::{KvRow, KvStore, LayerShape};
-use super::matrix::{dequantize, product};
+use super::matrix::product;
 use super::ops;
 use crate::{DraftBatch, DraftInfo, DraftSeq};
 
@@ -86,7 +86,7 @@ impl Drafter {
         for (i, x) in h.chunks_mut(g.hidden).enumerate() {
             let id = if i == 0 { seq.anchor } else { g.mask_token };
             // Raw rows: the target's norm of the embedding is not applied here.
-            dequantize(&target.token_embd, id as usize, x).expect("checked when the executor was made");
+            target.token_embd.look_up(id as usize, x).expect("checked when the executor was made");
         }
         for (i, layer) in self.model.layers.iter().enumerate() {
             self.block_layer(kv, self.first_layer + i, layer, seq, table, &mut h);

@@ -24,7 +24,7 @@ use self::kv::{KvRow, KvStore, LayerShape};
 use self::matrix::{dequantize, product};
 use self::tower::Tower;
 use crate::arith::vision::PositionRule;
-use crate::draft::{check_draft, draft_mark, draft_matrices};
+use crate::draft::{check_draft, draft_mark};
 use crate::tower::{check_projector, no_image, no_tower};
 use crate::{
     DraftBatch, DraftExecutor, ExecError, Executor, ExecutorInfo, KvCapacity, KvType, LentBlock, RowInput,
@@ -51,12 +51,7 @@ impl ReferenceExecutor {
     /// # Errors
     /// [`ExecError::Unsupported`] names the first weight matrix whose type cannot be dequantised, or a KV type of digits.
     pub fn new(model: Model, kv_type: KvType) -> Result<Self, ExecError> {
-        let mut matrices = vec![&model.token_embd, &model.output];
-        for l in &model.layers {
-            matrices.extend([&l.attn_q, &l.attn_k, &l.attn_v, &l.attn_gate, &l.attn_output]);
-            matrices.extend([&l.ffn_gate, &l.ffn_up, &l.ffn_down]);
-        }
-        check_types(&matrices)?;
+        check_types(&model.matrices().collect::<Vec<_>>())?;
         if kv_type.digits().is_some() {
             let what = format!("KV type {}: the reference computes in floats", kv_type.name());
             return Err(ExecError::Unsupported { backend: "scalar", what });
@@ -92,7 +87,9 @@ impl ReferenceExecutor {
         for (row, x) in batch.rows().iter().zip(h.chunks_mut(g.hidden)) {
             match row.input {
                 RowInput::Token(id) => {
-                    dequantize(&self.model.token_embd, id as usize, x)
+                    self.model
+                        .token_embd
+                        .look_up(id as usize, x)
                         .expect("checked when the executor was made");
                 }
                 RowInput::Embedding(e) => {
@@ -274,7 +271,7 @@ impl Executor for ReferenceExecutor {
 
 impl DraftExecutor for ReferenceExecutor {
     fn attach_draft(&mut self, draft: Draft) -> Result<(), ExecError> {
-        let matrices: Vec<&Matrix> = draft_matrices(&draft).collect();
+        let matrices: Vec<&Matrix> = draft.matrices().collect();
         check_types(&matrices)?;
         check_draft(&draft, &self.model, "scalar")?;
         if self.drafter.is_some() {
@@ -347,11 +344,13 @@ impl TowerExecutor for ReferenceExecutor {
     }
 }
 
-/// Every matrix has a type that can be dequantised.
+/// Every matrix has a type that can be dequantised, and scales that are numbers.
 fn check_types(matrices: &[&Matrix]) -> Result<(), ExecError> {
     for m in matrices {
         let mut row = vec![0.0; m.cols];
-        dequantize(m, 0, &mut row).map_err(|what| ExecError::Unsupported { backend: "scalar", what })?;
+        let unsupported = |what| ExecError::Unsupported { backend: "scalar", what };
+        dequantize(m, 0, &mut row).map_err(unsupported)?;
+        m.check_scales(0..m.rows).map_err(|error| unsupported(error.to_string()))?;
     }
     Ok(())
 }

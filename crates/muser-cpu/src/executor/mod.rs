@@ -448,10 +448,7 @@ fn thread_scratch(threads: usize, rows: usize, head_dim: usize, kv: KvType) -> V
 
 /// All matrices that products read.
 fn matrices(model: &Model) -> impl Iterator<Item = &Matrix> {
-    let layers = model.layers.iter().flat_map(|l| {
-        [&l.attn_q, &l.attn_k, &l.attn_v, &l.attn_gate, &l.attn_output, &l.ffn_gate, &l.ffn_up, &l.ffn_down]
-    });
-    layers.chain(std::iter::once(&model.output))
+    model.matrices().skip(1)
 }
 
 /// Refuses what the kernels cannot do, before anything is loaded.

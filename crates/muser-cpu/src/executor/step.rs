@@ -6,7 +6,6 @@
 #![allow(unsafe_code, reason = "threads write disjoint parts of shared buffers")]
 
 use muser_backend::{RowInput, StepBatch, arith};
-use muser_gguf::dequantize_row;
 use muser_kv::BlockId;
 use muser_model::Model;
 
@@ -181,7 +180,7 @@ impl StepContext<'_> {
         match self.batch.rows()[row].input {
             RowInput::Token(id) => {
                 let table = &self.model.token_embd;
-                if dequantize_row(table.ty, table.row(id as usize), h).is_err() {
+                if table.look_up(id as usize, h).is_err() {
                     // Checked when the executor was made; NaN shows if it ever was not.
                     h.fill(f32::NAN);
                 }

@@ -314,9 +314,8 @@ impl Plan<'_> {
         let stem = layer.map_or_else(|| part.to_owned(), |layer| format!("blk.{layer}.{part}"));
         let name = format!("{stem}.weight");
         let ty = self.pick_type(&name, part, layer);
-        // The scales of NVFP4 blocks reach too few small numbers; real files carry a factor beside the matrix. Rows of
-        // the embedding table are not products, so nothing would apply it there.
-        let factor = (ty == GgmlType::NVFP4 && part != "token_embd").then_some(sigma / Fill::NVFP4_SIGMA);
+        // The scales of NVFP4 blocks reach too few small numbers; real files carry a factor beside the matrix.
+        let factor = (ty == GgmlType::NVFP4).then_some(sigma / Fill::NVFP4_SIGMA);
         let sigma = if factor.is_some() { Fill::NVFP4_SIGMA } else { sigma };
         let fill = Fill::Random { mean: 0.0, sigma };
         self.tensors.push(Planned { name, dims: vec![cols as u64, rows as u64], ty, fill });

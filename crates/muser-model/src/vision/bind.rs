@@ -7,7 +7,7 @@ use muser_gguf::GgufFile;
 
 use super::{VISION_ARCHITECTURE, VisionConfig, contract};
 use crate::geometry::Keys;
-use crate::weights::{Binder, wrong};
+use crate::weights::{Binder, check_factors, owner_of_factor, wrong};
 use crate::{Geometry, Matrix, ModelError};
 
 /// Weight and bias of a layer norm.
@@ -101,7 +101,19 @@ impl Projector {
         ];
         let (pre_norm, post_norm) =
             (norm(&binder, "v.pre_ln", c.hidden)?, norm(&binder, "v.post_ln", c.hidden)?);
-        Ok(Projector { file, config, adapter, patches, positions, pre_norm, layers, post_norm, adapters })
+        let projector = Projector {
+            file: Arc::clone(&file),
+            config,
+            adapter,
+            patches,
+            positions,
+            pre_norm,
+            layers,
+            post_norm,
+            adapters,
+        };
+        check_factors(&file, projector.matrices())?;
+        Ok(projector)
     }
 
     /// Do the rows that come out fit the text model?
@@ -150,8 +162,8 @@ fn norm(binder: &Binder<'_>, stem: &str, len: usize) -> Result<LayerNorm, ModelE
 /// second temporal slab, a bias of the patches, a layer more. (A matrix may have its factor beside it.)
 fn refuse_others(file: &GgufFile, contract: &[(String, Vec<usize>)]) -> Result<(), ModelError> {
     let ours = |name: &str| {
-        let weight = name.strip_suffix(".scale").map(|stem| format!("{stem}.weight"));
-        let wanted = weight.as_deref().unwrap_or(name);
+        let owner = owner_of_factor(name);
+        let wanted = owner.as_deref().unwrap_or(name);
         contract.iter().any(|(known, _)| known == wanted)
     };
     let theirs =

@@ -6,7 +6,6 @@
 #![allow(unsafe_code, reason = "threads write disjoint parts of shared buffers")]
 
 use muser_backend::{DraftBatch, DraftSeq, KvType};
-use muser_gguf::dequantize_row;
 use muser_kv::{BLOCK_LEN, BlockId};
 use muser_model::{DflashConfig, Draft, Model};
 
@@ -296,7 +295,7 @@ impl Round<'_> {
         let h = unsafe { std::slice::from_raw_parts_mut(b.h.add(row * c.hidden), c.hidden) };
         let id = if place.index == 0 { seq.anchor } else { c.mask_token };
         let table = &self.target.model.token_embd;
-        if dequantize_row(table.ty, table.row(id as usize), h).is_err() {
+        if table.look_up(id as usize, h).is_err() {
             // Checked when the executor was made; NaN shows if it ever was not.
             h.fill(f32::NAN);
         }
