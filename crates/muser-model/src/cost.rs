@@ -97,7 +97,7 @@ impl Part {
 
 /// One number beside a matrix.
 fn is_factor(name: &str) -> bool {
-    name.ends_with(".scale")
+    name.rsplit_once('.').is_some_and(|(_, last)| last == "scale")
 }
 
 /// Tensors of one part and one type.

@@ -192,8 +192,8 @@ impl Draft {
         let output_norm = binder.vector("output_norm", c.hidden)?;
         let layers =
             (0..c.sliding.len()).map(|layer| bind_layer(&binder, c, layer)).collect::<Result<Vec<_>, _>>()?;
-        let draft = Draft { file: Arc::clone(&file), config, fc, enc_output_norm, output_norm, layers };
-        check_factors(&file, draft.matrices())?;
+        let draft = Draft { file, config, fc, enc_output_norm, output_norm, layers };
+        check_factors(&draft.file, draft.matrices())?;
         Ok(draft)
     }
 

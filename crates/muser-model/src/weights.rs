@@ -179,8 +179,8 @@ impl Model {
         let output_norm = binder.vector("output_norm", g.hidden)?;
         let output = binder.matrix("output", g.hidden, g.vocab)?;
         let layers = (0..g.layers()).map(|layer| binder.layer(g, layer)).collect::<Result<Vec<_>, _>>()?;
-        let model = Model { file: Arc::clone(&file), geometry, token_embd, output_norm, output, layers };
-        check_factors(&file, model.matrices())?;
+        let model = Model { file, geometry, token_embd, output_norm, output, layers };
+        check_factors(&model.file, model.matrices())?;
         Ok(model)
     }
 

@@ -101,18 +101,9 @@ impl Projector {
         ];
         let (pre_norm, post_norm) =
             (norm(&binder, "v.pre_ln", c.hidden)?, norm(&binder, "v.post_ln", c.hidden)?);
-        let projector = Projector {
-            file: Arc::clone(&file),
-            config,
-            adapter,
-            patches,
-            positions,
-            pre_norm,
-            layers,
-            post_norm,
-            adapters,
-        };
-        check_factors(&file, projector.matrices())?;
+        let projector =
+            Projector { file, config, adapter, patches, positions, pre_norm, layers, post_norm, adapters };
+        check_factors(&projector.file, projector.matrices())?;
         Ok(projector)
     }
 
