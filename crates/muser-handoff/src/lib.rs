@@ -1,6 +1,6 @@
 //! Hand-off: one node reads a prompt, another one goes on from it, bit for bit.
 //!
-//! This crate knows frames, what both sides may do when (without sockets or clocks), TLS, and who may talk to whom. It knows no engine: `muser-node` glues it to one.
+//! This crate knows frames, what both sides may do when ([`consumer`] and [`producer`], without sockets or clocks), TLS, and who may talk to whom. It knows no engine: `muser-node` glues it to one.
 //!
 //! **A consumer** lists its [`Peers`], asks some for a [`Quote`], makes a [`Series`] of what it lacks and hands it to
 //! [`Peers::fetch`] with a [`Sink`]. Chunks come in any order and are written where they belong; [`Sink::ready`] says that a
@@ -15,13 +15,16 @@
 //! Nothing unsolicited is ever taken: a frame belongs to a transfer that was asked for with a fresh nonce, on this connection,
 //! and is not over. So there is no ledger of what was seen. The format is `docs/formats/handoff.md`.
 
+pub mod consumer;
 mod digest;
 mod encode;
 pub mod frame;
 mod ids;
+pub mod link;
 mod peers;
 mod plan;
 mod planes;
+pub mod producer;
 mod ranges;
 mod refusal;
 mod series;
@@ -30,7 +33,7 @@ pub use digest::{SeriesKey, prefix_digest};
 pub use frame::{Hello, Load, Part, Quote, Quoted, Reason, Request};
 pub use ids::{Digest, NodeKey, Nonce, TransferId};
 pub use peers::{
-    Answer, Ended, Facts, Fetch, FetchEnd, Fetching, Fit, Outlet, Peer, PeerState, Peers, RESUMPTION,
+    Answer, Ended, Facts, Fetch, FetchEnd, Fetching, Fit, Limits, Outlet, Peer, PeerState, Peers, RESUMPTION,
     SILENCE, Serving, Sink,
 };
 pub use plan::{MAX_POSITIONS, MAX_STAGES, Place, Plan, Span};
@@ -38,3 +41,6 @@ pub use planes::{Component, MAX_CHUNK_BYTES, Plane, Planes};
 pub use ranges::{MAX_RANGES, RangeSet};
 pub use refusal::{Refusal, Refusals};
 pub use series::{Series, Wanted};
+
+#[cfg(test)]
+mod tests;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use muser_kv::KvGroup;
 
 use crate::frame::{Hello, Load, Quote, Quoted, Reason, Request};
-use crate::ids::{Digest, NodeKey};
+use crate::ids::{Digest, NodeKey, Nonce};
 use crate::plan::{Place, Plan};
 use crate::planes::{Component, Planes};
 use crate::{Part, Refusal, Series};
@@ -37,6 +37,51 @@ pub struct Facts {
     pub build: String,
     /// Parts of the identity.
     pub parts: Vec<Part>,
+}
+
+impl Facts {
+    /// What HELLO says of them: on stream `stream` of `streams`, to a peer that is known as `knows` and may do what `limits`
+    /// says.
+    pub fn hello(
+        &self,
+        connection: Nonce,
+        (stream, streams): (u8, u8),
+        limits: Limits,
+        knows: NodeKey,
+    ) -> Hello {
+        Hello {
+            connection,
+            stream,
+            streams,
+            serves_prefill: self.serves_prefill && limits.may_prefill,
+            serves_sessions: self.serves_sessions,
+            max_positions: self.max_positions,
+            max_transfers: limits.transfers,
+            rows_a_minute: limits.rows_a_minute,
+            identity: self.identity,
+            draft: self.draft,
+            semantic: self.semantic,
+            window: self.window,
+            planes: self.planes.clone(),
+            route: self.route.clone(),
+            build: self.build.clone(),
+            parts: self.parts.clone(),
+            knows,
+            next_key: NodeKey([0; 32]),
+            next_proof: [0; 64],
+        }
+    }
+}
+
+/// What a peer may do here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// May it ask for prompts to be read?
+    pub may_prefill: bool,
+    /// Transfers at once.
+    pub transfers: u16,
+    /// Rows a minute; 0: as many as it likes.
+    pub rows_a_minute: u32,
 }
 
 /// Whether a node could give what another one would have computed.

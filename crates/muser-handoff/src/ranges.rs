@@ -109,6 +109,14 @@ impl RangeSet {
     }
 }
 
+impl From<Range<u32>> for RangeSet {
+    fn from(range: Range<u32>) -> Self {
+        let mut set = Self::default();
+        set.insert(range);
+        set
+    }
+}
+
 impl FromIterator<Range<u32>> for RangeSet {
     fn from_iter<I: IntoIterator<Item = Range<u32>>>(ranges: I) -> Self {
         let mut set = Self::default();

@@ -92,8 +92,11 @@ refusals! {
     } = "unsolicited", "{frame} for a transfer that nobody has asked for";
     /// An id that is in use names a second transfer.
     TransferInUse = "transfer_in_use", "the id of a transfer that goes on";
-    /// A nonce that was there before.
-    NonceAgain = "nonce_again", "a nonce that was used before";
+    /// SEAL has come, nothing follows, and chunks lack.
+    Missing {
+        /// How many.
+        found: u64,
+    } = "missing", "{found} chunks never came";
     /// BEGIN echoes another nonce than the request's.
     Nonce = "nonce", "BEGIN answers another request";
     /// Computed by something else.

@@ -345,7 +345,7 @@ pub struct Nack {
 }
 
 impl Nack {
-    pub(super) fn encode(&self, writer: &mut Writer) {
+    pub(super) fn encode(self, writer: &mut Writer) {
         writer.u32(self.transfer.0);
         writer.u16(self.refusal);
     }
@@ -371,7 +371,7 @@ pub struct Abort {
 }
 
 impl Abort {
-    pub(super) fn encode(&self, writer: &mut Writer) {
+    pub(super) fn encode(self, writer: &mut Writer) {
         writer.u32(self.transfer.0);
         writer.u8(u8::from(self.by_consumer));
         writer.u8(self.reason.number());
