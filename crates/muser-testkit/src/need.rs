@@ -9,6 +9,8 @@ pub enum Need {
     Card,
     /// NVIDIA's run-time compiler.
     Nvrtc,
+    /// A Vulkan device, software or not.
+    Vulkan,
     /// A network, or what was fetched through one before.
     Network,
     /// Python, with packages where a test says so.
@@ -26,9 +28,10 @@ pub enum Need {
 }
 
 impl Need {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self::Card,
         Self::Nvrtc,
+        Self::Vulkan,
         Self::Network,
         Self::Python,
         Self::Node,
@@ -43,6 +46,7 @@ impl Need {
         match self {
             Self::Card => "card",
             Self::Nvrtc => "nvrtc",
+            Self::Vulkan => "vulkan",
             Self::Network => "network",
             Self::Python => "python",
             Self::Node => "node",

@@ -28,6 +28,9 @@ const MUSER_NVRTC_DIR: &str = "MUSER_NVRTC_DIR";
 /// Folder of compiled kernels.
 #[cfg(test)]
 const MUSER_CUDA_CACHE_DIR: &str = "MUSER_CUDA_CACHE_DIR";
+/// Folder of compiled pipelines.
+#[cfg(test)]
+const MUSER_WGPU_CACHE_DIR: &str = "MUSER_WGPU_CACHE_DIR";
 
 /// Name and meaning of each variable, for the reference.
 #[cfg(test)]
@@ -60,6 +63,11 @@ pub const TABLE: &[(&str, &str)] = &[
     (
         MUSER_CUDA_CACHE_DIR,
         "Folder (absolute) of compiled kernels (default `~/.cache/muser/cuda`); set to nothing: kernels are compiled anew",
+    ),
+    (
+        MUSER_WGPU_CACHE_DIR,
+        "Folder (absolute) of the driver's compiled pipelines for `--backend wgpu` (default `~/.cache/muser/wgpu`); set to \
+         nothing: none are kept",
     ),
     (
         "MUSER_CPU",

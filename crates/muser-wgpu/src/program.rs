@@ -1,0 +1,499 @@
+//! What a step runs: every call of every layer, made once for the memory that it names.
+
+use muser_backend::arith::attention::{Digits, hadamard_factor, score_factor};
+use muser_model::Geometry;
+
+use crate::WgpuError;
+use crate::activations::Activations;
+use crate::call::{Axis, Call, Counts, Maker};
+use crate::device::{Buffer, Recorder};
+use crate::products::{Output, Product};
+use crate::scratch::Scratch;
+use crate::step_data::{RECORD, RECORDS, ROWS_AT, StepData, TOP_AT};
+use crate::text::{Constant, Source, block_constants, block_text, float_number, shader};
+use crate::weights::{LayerOnDevice, Weight, Weights};
+
+use Constant::{Bool, Number};
+
+/// How a norm's row comes about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// It is the row.
+    Plain = 0,
+    /// A product is added to it after its post-norm.
+    Residual = 1,
+    /// A product is added to it.
+    #[allow(dead_code, reason = "for drafts")]
+    Add = 2,
+}
+
+/// How heads are rotated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rotation {
+    None = 0,
+    /// Pairs of neighbours.
+    Pairs = 1,
+    /// Pairs half a head apart.
+    #[allow(dead_code, reason = "for drafts")]
+    Halves = 2,
+}
+
+/// Figures of the attention of a model.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Heads {
+    pub(crate) heads: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) dim: usize,
+    pub(crate) digits: Digits,
+    pub(crate) eps: f32,
+}
+
+impl Heads {
+    pub(crate) fn of(g: &Geometry, digits: Digits) -> Self {
+        Self { heads: g.heads, kv_heads: g.kv_heads, dim: g.head_dim, digits, eps: g.rms_eps }
+    }
+
+    /// Query heads that a workgroup takes.
+    fn batch(&self) -> usize {
+        let group = self.heads / self.kv_heads;
+        [4, 2, 1].into_iter().find(|batch| group.is_multiple_of(*batch)).unwrap_or(1)
+    }
+}
+
+/// Calls of a layer.
+struct Layer {
+    before: Vec<Call>,
+    products: Vec<Product>,
+    attention: Vec<Call>,
+    output: Product,
+    between: Vec<Call>,
+    ffn: Vec<Product>,
+    silu: Call,
+    down: Product,
+    sliding: bool,
+}
+
+/// All calls of a step.
+pub(crate) struct Program {
+    embed: Vec<Call>,
+    layers: Vec<Layer>,
+    /// Norm, vocabulary matrix, logits of top rows.
+    top: Vec<Call>,
+    output: Product,
+    logits: Vec<Call>,
+}
+
+/// What calls name.
+#[derive(Clone, Copy)]
+pub(crate) struct Parts<'a> {
+    pub(crate) geometry: &'a Geometry,
+    pub(crate) weights: &'a Weights,
+    pub(crate) scratch: &'a Scratch,
+    pub(crate) step: &'a StepData,
+    pub(crate) kv: &'a [Buffer],
+    pub(crate) digits: Digits,
+}
+
+/// Parameters of a norm.
+#[derive(Clone, Copy)]
+pub(crate) struct Norm<'a> {
+    pub(crate) mode: Mode,
+    pub(crate) width: usize,
+    pub(crate) h: &'a Buffer,
+    pub(crate) o: &'a Buffer,
+    pub(crate) post: &'a Buffer,
+    pub(crate) weight: &'a Buffer,
+    pub(crate) to: &'a Activations,
+    /// Where rows are chosen from a list: its place, their number's place, and memory for the normed rows.
+    pub(crate) top: Option<(u32, &'a Buffer)>,
+    pub(crate) eps: f32,
+    pub(crate) post_eps: f32,
+}
+
+/// The two calls of a norm: sums over rows, then its values.
+pub(crate) fn norm(
+    maker: &mut Maker<'_>,
+    step: &Buffer,
+    factors: &Buffer,
+    sink: &Buffer,
+    n: Norm<'_>,
+) -> Result<[Call; 2], WgpuError> {
+    let mode = Number(n.mode as u32);
+    let rows_at = n.top.map_or(0, |(at, _)| at);
+    let count_at = if n.top.is_some() { TOP_AT } else { ROWS_AT };
+    let source = Source::new("norm_sums", &[("MODE", mode)], &[shader!("rows"), shader!("norm_sums")]);
+    let words = [n.width as u32, 1, count_at, rows_at, 0, n.eps.to_bits(), n.post_eps.to_bits()];
+    let views = [step.into(), n.h.into(), n.o.into(), n.post.into(), factors.into()];
+    let sums = maker.call(&source, &words, &views, [Axis::Fixed(1), Axis::Rows(1), Axis::Fixed(1)])?;
+    let constants = [
+        ("MODE", mode),
+        ("STORE", Bool(n.mode != Mode::Plain && n.top.is_none())),
+        ("ROW", Bool(n.top.is_some())),
+    ];
+    let source = Source::new("norm_apply", &constants, &[shader!("quant"), shader!("norm_apply")]);
+    let a = n.to;
+    let words = [n.width as u32, 1, count_at, rows_at, 0, a.blocks, a.forms, a.small_at];
+    let views = [
+        step.into(),
+        factors.into(),
+        n.o.into(),
+        n.post.into(),
+        n.weight.into(),
+        n.h.into(),
+        (&a.codes).into(),
+        (&a.figures).into(),
+        (&a.floats).into(),
+        n.top.map_or(sink, |(_, row)| row).into(),
+    ];
+    let grid = [Axis::Fixed(n.width as u32 / 256), Axis::Rows(1), Axis::Fixed(1)];
+    Ok([sums, maker.call(&source, &words, &views, grid)?])
+}
+
+/// The kernel that looks rows of a table up.
+pub(crate) fn embed_source(ty: muser_gguf::GgmlType) -> Option<Source> {
+    if let Some(float) = float_number(ty) {
+        let files = [shader!("float_weight"), shader!("value_float"), shader!("embed")];
+        return Some(Source::new("embed", &[("FLOAT", Number(float))], &files));
+    }
+    let files = [shader!("bytes"), block_text(ty), shader!("value_block"), shader!("embed")];
+    Some(Source::new("embed", &block_constants(ty)?, &files))
+}
+
+/// Rows of the embedding table as they are, or given ones, by the step's records.
+pub(crate) fn embed(
+    maker: &mut Maker<'_>,
+    table: &Weight,
+    step: &Buffer,
+    given: &Buffer,
+    h: &Buffer,
+) -> Result<Vec<Call>, WgpuError> {
+    let Some(source) = embed_source(table.ty) else {
+        return Err(WgpuError::Unsupported(format!("no lookup for type {}", table.ty.name())));
+    };
+    let width = table.blocks * 256;
+    let slab = |slab: &crate::weights::Slab| {
+        let first = u32::from(slab.first_row == 0);
+        let words = [width, table.row_bytes, slab.first_row, slab.rows, first, RECORDS, RECORD];
+        let views = [step.into(), (&slab.buffer).into(), given.into(), h.into()];
+        maker.call(&source, &words, &views, [Axis::Fixed(table.blocks), Axis::Rows(1), Axis::Fixed(1)])
+    };
+    table.slabs.iter().map(slab).collect()
+}
+
+/// What of a layer heads are stored as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Query = 0,
+    Key = 1,
+    Value = 2,
+}
+
+/// Where heads come from and go to.
+#[derive(Clone, Copy)]
+pub(crate) struct Store<'a> {
+    pub(crate) kind: Kind,
+    pub(crate) rotation: Rotation,
+    pub(crate) part: &'a Buffer,
+    pub(crate) weight: &'a Buffer,
+    pub(crate) angles: &'a Buffer,
+    pub(crate) to: &'a Buffer,
+    pub(crate) factors: &'a Buffer,
+    /// Word of a row's record that names its place.
+    pub(crate) slot: u32,
+    /// Zeros in place of what is in `part`.
+    pub(crate) blank: bool,
+}
+
+/// Head norms, rotation and digits of queries, keys or values.
+pub(crate) fn store(
+    maker: &mut Maker<'_>,
+    step: &Buffer,
+    heads: Heads,
+    s: Store<'_>,
+) -> Result<Call, WgpuError> {
+    let constants = [
+        ("DIM", Number(heads.dim as u32)),
+        ("DIGITS", Number(heads.digits.count() as u32)),
+        ("KIND", Number(s.kind as u32)),
+        ("ROTATE", Number(if s.kind == Kind::Value { 0 } else { s.rotation as u32 })),
+    ];
+    let source = Source::new("rope_store", &constants, &[shader!("heads"), shader!("rope_store")]);
+    let count = if s.kind == Kind::Query { heads.heads } else { heads.kv_heads };
+    let words = [
+        count as u32,
+        1,
+        ROWS_AT,
+        RECORDS + s.slot,
+        RECORD,
+        u32::from(s.blank),
+        heads.eps.to_bits(),
+        score_factor(heads.dim, heads.digits).to_bits(),
+        hadamard_factor(heads.dim).to_bits(),
+    ];
+    let views = [step.into(), s.part.into(), s.weight.into(), s.angles.into(), s.to.into(), s.factors.into()];
+    maker.call(&source, &words, &views, [Axis::Fixed(count as u32), Axis::Rows(1), Axis::Fixed(1)])
+}
+
+/// What attention reads and writes.
+#[derive(Clone, Copy)]
+pub(crate) struct Attend<'a> {
+    pub(crate) queries: &'a Buffer,
+    pub(crate) factors: &'a Buffer,
+    pub(crate) kv: &'a Buffer,
+    /// A draft's own block.
+    pub(crate) own: Option<&'a Buffer>,
+    pub(crate) nothing: &'a Buffer,
+    pub(crate) part_o: &'a Buffer,
+    pub(crate) part_l: &'a Buffer,
+    pub(crate) gate: Option<&'a Buffer>,
+    pub(crate) sliding: bool,
+    pub(crate) to: &'a Activations,
+}
+
+/// Attention of all rows, then its sum over blocks, gated and quantised.
+pub(crate) fn attend(
+    maker: &mut Maker<'_>,
+    step: &Buffer,
+    heads: Heads,
+    a: Attend<'_>,
+) -> Result<[Call; 2], WgpuError> {
+    let batch = heads.batch();
+    let constants = [
+        ("DIM", Number(heads.dim as u32)),
+        ("DIGITS", Number(heads.digits.count() as u32)),
+        ("BATCH", Number(batch as u32)),
+        ("OWN", Bool(a.own.is_some())),
+    ];
+    let source = Source::new("attention", &constants, &[shader!("attention")]);
+    let (table, seen, parts) = if a.sliding { (6, 13, 10) } else { (4, 5, 8) };
+    let words = [heads.heads as u32, heads.kv_heads as u32, RECORDS, table, seen, parts];
+    let views = [
+        step.into(),
+        a.queries.into(),
+        a.factors.into(),
+        a.kv.into(),
+        a.own.unwrap_or(a.nothing).into(),
+        a.part_o.into(),
+        a.part_l.into(),
+    ];
+    let grid = [Axis::Parts, Axis::Rows(1), Axis::Fixed((heads.heads / batch) as u32)];
+    let attention = maker.call(&source, &words, &views, grid)?;
+
+    let width = (heads.heads * heads.dim) as u32;
+    let constants = [("DIM", Number(heads.dim as u32)), ("GATED", Bool(a.gate.is_some()))];
+    let source = Source::new("combine", &constants, &[shader!("quant"), shader!("combine")]);
+    let t = a.to;
+    let words = [width, heads.heads as u32, 1, ROWS_AT, RECORDS, parts, t.blocks, t.forms, t.small_at];
+    let views = [
+        step.into(),
+        a.part_o.into(),
+        a.part_l.into(),
+        a.factors.into(),
+        a.gate.unwrap_or(a.nothing).into(),
+        (&t.codes).into(),
+        (&t.figures).into(),
+        (&t.floats).into(),
+    ];
+    let grid = [Axis::Fixed(width / 256), Axis::Rows(1), Axis::Fixed(1)];
+    Ok([attention, maker.call(&source, &words, &views, grid)?])
+}
+
+/// silu(gate) * up, quantised.
+pub(crate) fn silu(
+    maker: &mut Maker<'_>,
+    step: &Buffer,
+    gate: &Buffer,
+    up: &Buffer,
+    to: &Activations,
+) -> Result<Call, WgpuError> {
+    let source = Source::new("silu", &[], &[shader!("quant"), shader!("silu")]);
+    let words = [to.blocks * 256, 1, 1, ROWS_AT, to.blocks, to.forms, to.small_at];
+    let views =
+        [step.into(), gate.into(), up.into(), (&to.codes).into(), (&to.figures).into(), (&to.floats).into()];
+    maker.call(&source, &words, &views, [Axis::Fixed(to.blocks), Axis::Rows(1), Axis::Fixed(1)])
+}
+
+/// Logits of top rows from the product in `scratch.top`, and the best of each.
+pub(crate) fn logits(maker: &mut Maker<'_>, p: Parts<'_>) -> Result<Vec<Call>, WgpuError> {
+    let (g, s) = (p.geometry, p.scratch);
+    let groups = g.vocab.div_ceil(256) as u32;
+    let source = Source::new(
+        "logits",
+        &[("CAPPED", Bool(g.softcap.is_some()))],
+        &[shader!("ranks"), shader!("logits")],
+    );
+    let words =
+        [g.vocab as u32, 1, TOP_AT, groups, g.logit_scale.to_bits(), g.softcap.unwrap_or(0.0).to_bits()];
+    let views = [(&p.step.device).into(), (&s.top).into(), (&s.logits).into(), (&s.best).into()];
+    let logits = maker.call(&source, &words, &views, [Axis::Fixed(groups), Axis::Rows(1), Axis::Fixed(1)])?;
+    let source = Source::new("argmax", &[], &[shader!("ranks"), shader!("argmax")]);
+    let views = [(&s.best).into(), (&s.chosen).into()];
+    let argmax = maker.call(&source, &[groups], &views, [Axis::Fixed(1), Axis::Rows(1), Axis::Fixed(1)])?;
+    Ok(vec![logits, argmax])
+}
+
+impl Program {
+    pub(crate) fn new(maker: &mut Maker<'_>, p: Parts<'_>) -> Result<Self, WgpuError> {
+        let (g, w, s, step) = (p.geometry, p.weights, p.scratch, &p.step.device);
+        let mut embedding = embed(maker, &w.embedding, step, &s.embeddings, &s.h)?;
+        embedding.extend(Self::embedding_norm(maker, p)?);
+        let mut layers = Vec::with_capacity(w.layers.len());
+        for index in 0..w.layers.len() {
+            layers.push(Self::layer(maker, p, index)?);
+        }
+        let last = w.layers.last().map_or((Mode::Plain, &s.nothing), |l| (Mode::Residual, &l.post_ffw_norm));
+        let top_norm = Norm {
+            mode: last.0,
+            width: g.hidden,
+            h: &s.h,
+            o: &s.projected,
+            post: last.1,
+            weight: &w.output_norm,
+            to: &s.act_top,
+            top: Some((p.step.top_at(), &s.hidden)),
+            eps: g.rms_eps,
+            post_eps: g.post_norm_eps,
+        };
+        let top = norm(maker, step, &s.factors, &s.sink, top_norm)?;
+        let output = Output { step, to: &s.top, width: g.vocab as u32, first_row: 0, count_at: TOP_AT };
+        Ok(Self {
+            embed: embedding,
+            layers,
+            top: top.into(),
+            output: Product::new(maker, &w.output, &s.act_top, output)?,
+            logits: logits(maker, p)?,
+        })
+    }
+
+    /// The norm of the embedding, which has no weight.
+    fn embedding_norm(maker: &mut Maker<'_>, p: Parts<'_>) -> Result<[Call; 2], WgpuError> {
+        let (g, s, step) = (p.geometry, p.scratch, &p.step.device);
+        let source =
+            Source::new("norm_sums", &[("MODE", Number(0))], &[shader!("rows"), shader!("norm_sums")]);
+        let words = [g.hidden as u32, 1, ROWS_AT, 0, 0, g.rms_eps.to_bits(), 0];
+        let views =
+            [step.into(), (&s.h).into(), (&s.nothing).into(), (&s.nothing).into(), (&s.factors).into()];
+        let sums = maker.call(&source, &words, &views, [Axis::Fixed(1), Axis::Rows(1), Axis::Fixed(1)])?;
+        let source = Source::new("scale_rows", &[], &[shader!("scale_rows")]);
+        let views = [(&s.factors).into(), (&s.h).into()];
+        let grid = [Axis::Fixed(g.hidden as u32 / 256), Axis::Rows(1), Axis::Fixed(1)];
+        Ok([sums, maker.call(&source, &[g.hidden as u32], &views, grid)?])
+    }
+
+    fn layer(maker: &mut Maker<'_>, p: Parts<'_>, index: usize) -> Result<Layer, WgpuError> {
+        let (g, s, step) = (p.geometry, p.scratch, &p.step.device);
+        let (l, kv) = (&p.weights.layers[index], &p.kv[index]);
+        let before: Option<&LayerOnDevice> = index.checked_sub(1).map(|at| &p.weights.layers[at]);
+        let sliding = g.sliding[index];
+        let base = Norm {
+            mode: Mode::Residual,
+            width: g.hidden,
+            h: &s.h,
+            o: &s.projected,
+            post: before.map_or(&s.nothing, |l| &l.post_ffw_norm),
+            weight: &l.attn_norm,
+            to: &s.act_hidden,
+            top: None,
+            eps: g.rms_eps,
+            post_eps: g.post_norm_eps,
+        };
+        let first = Norm { mode: if index == 0 { Mode::Plain } else { Mode::Residual }, ..base };
+        let before = norm(maker, step, &s.factors, &s.sink, first)?;
+        let mut product = |weight: &Weight, input: &Activations, to: &Buffer| {
+            let output = Output { step, to, width: weight.rows, first_row: 0, count_at: ROWS_AT };
+            Product::new(maker, weight, input, output)
+        };
+        let products = vec![
+            product(&l.attn_q, &s.act_hidden, &s.q)?,
+            product(&l.attn_k, &s.act_hidden, &s.k)?,
+            product(&l.attn_v, &s.act_hidden, &s.v)?,
+            product(&l.attn_gate, &s.act_hidden, &s.gate)?,
+        ];
+        let output = product(&l.attn_output, &s.act_attention, &s.projected)?;
+        let ffn = vec![
+            product(&l.ffn_gate, &s.act_hidden, &s.ffn_gate)?,
+            product(&l.ffn_up, &s.act_hidden, &s.ffn_up)?,
+        ];
+        let down = product(&l.ffn_down, &s.act_ffn, &s.projected)?;
+        let heads = Heads::of(g, p.digits);
+        let query = Store {
+            kind: Kind::Query,
+            rotation: if sliding { Rotation::Pairs } else { Rotation::None },
+            part: &s.q,
+            weight: &l.q_norm,
+            angles: &s.angles,
+            to: &s.queries,
+            factors: &s.query_factors,
+            slot: if sliding { 3 } else { 2 },
+            blank: false,
+        };
+        let nowhere = Store { to: kv, factors: &s.sink, ..query };
+        let key = Store { kind: Kind::Key, part: &s.k, weight: &l.k_norm, ..nowhere };
+        let value = Store { kind: Kind::Value, part: &s.v, weight: &l.k_norm, ..nowhere };
+        let mut attention = Vec::new();
+        for one in [query, key, value] {
+            attention.push(store(maker, step, heads, one)?);
+        }
+        let attend_all = Attend {
+            queries: &s.queries,
+            factors: &s.query_factors,
+            kv,
+            own: None,
+            nothing: &s.nothing,
+            part_o: &s.part_o,
+            part_l: &s.part_l,
+            gate: Some(&s.gate),
+            sliding,
+            to: &s.act_attention,
+        };
+        attention.extend(attend(maker, step, heads, attend_all)?);
+        let ffn_norm = Norm { post: &l.post_attention_norm, weight: &l.ffn_norm, ..base };
+        Ok(Layer {
+            before: before.into(),
+            products,
+            attention,
+            output,
+            between: norm(maker, step, &s.factors, &s.sink, ffn_norm)?.into(),
+            ffn,
+            silu: silu(maker, step, &s.ffn_gate, &s.ffn_up, &s.act_ffn)?,
+            down,
+            sliding,
+        })
+    }
+
+    pub(crate) fn embed(&self, recorder: &mut Recorder, rows: u32) {
+        self.embed.iter().for_each(|call| call.record(recorder, Counts { rows, parts: 1 }));
+    }
+
+    /// One layer; `parts` full and sliding.
+    pub(crate) fn layer_calls(
+        &self,
+        recorder: &mut Recorder,
+        index: usize,
+        rows: u32,
+        parts: [u32; 2],
+        tap: impl FnOnce(&mut Recorder),
+    ) {
+        let layer = &self.layers[index];
+        let counts = Counts { rows, parts: parts[usize::from(layer.sliding)] };
+        layer.before.iter().for_each(|call| call.record(recorder, counts));
+        tap(recorder);
+        layer.products.iter().for_each(|product| product.record(recorder, counts));
+        layer.attention.iter().for_each(|call| call.record(recorder, counts));
+        layer.output.record(recorder, counts);
+        layer.between.iter().for_each(|call| call.record(recorder, counts));
+        layer.ffn.iter().for_each(|product| product.record(recorder, counts));
+        layer.silu.record(recorder, counts);
+        layer.down.record(recorder, counts);
+    }
+
+    /// Final norm and logits of `count` top rows; `logits`: are they wanted?
+    pub(crate) fn top(&self, recorder: &mut Recorder, count: u32, logits: bool) {
+        let counts = Counts { rows: count, parts: 1 };
+        self.top.iter().for_each(|call| call.record(recorder, counts));
+        if logits {
+            self.output.record(recorder, counts);
+            self.logits.iter().for_each(|call| call.record(recorder, counts));
+        }
+    }
+}
