@@ -42,7 +42,13 @@ fn block_factors(b: u32, h: u32) -> vec2<f32> {
 
 //! NVFP4
 fn half_codes(b: u32, h: u32) -> vec4<u32> { let at = b + 4u + 8u * h; let low = word_at(at); let high = word_at(at + 4u); let t = vec4(0x03020100u,0x0c080604u,0xfdfeff00u,0xf4f8fafcu); let q = vec4(low, high, low >> 4u, high >> 4u) & vec4(0x0f0f0f0fu); return vec4(levels(t, q.x), levels(t, q.y), levels(t, q.z), levels(t, q.w)); }
-fn half_scales(b: u32, h: u32) -> vec2<i32> { return vec2(1, 0); }
+// The scale in steps of 2^-9 as two digits, 512 high + low: sums over 256 values need more than 32 bits.
+fn half_scales(b: u32, h: u32) -> vec2<i32> {
+  let x = byte_at(b + h) & 127u; let e = x >> 3u; let m = x & 7u;
+  if (x == 127u) { return vec2(0, 0); }
+  let s = i32(select((8u + m) << (max(e, 1u) - 1u), m, e == 0u));
+  return vec2(s >> 9u, s & 511);
+}
 fn block_factors(b: u32, h: u32) -> vec2<f32> {
   // Half of an E4M3 number without its sign, NaN taken as 0; m / 8 * 2^(e - 7) / 2 is a normal number.
   let x = byte_at(b + h) & 127u; let e = x >> 3u; let m = x & 7u;

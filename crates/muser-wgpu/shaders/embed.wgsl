@@ -1,6 +1,6 @@
 // Rows of the embedding table, or rows that were put in, as they are: h [rows][width]. A slab of the table holds the rows from
 // `first_row` on; `given`: this call also copies the rows that were put in.
-struct P { zero: u32, width: u32, row_bytes: u32, first_row: u32, rows: u32, given: u32, inputs_at: u32, inputs_step: u32 }
+struct P { zero: u32, width: u32, row_bytes: u32, first_row: u32, rows: u32, given: u32, inputs_at: u32, inputs_step: u32, scale: f32 }
 @group(0) @binding(0) var<uniform> p: P;
 @group(0) @binding(1) var<storage, read> step: array<u32>;
 @group(0) @binding(2) var<storage, read> weights: array<u32>;
@@ -14,5 +14,7 @@ struct P { zero: u32, width: u32, row_bytes: u32, first_row: u32, rows: u32, giv
     return;
   }
   if (input < p.first_row || input - p.first_row >= p.rows) { return; }
-  h[g.y * p.width + e] = value_at((input - p.first_row) * p.row_bytes, e);
+  var v = value_at((input - p.first_row) * p.row_bytes, e);
+  if (SCALED) { v = mul(v, p.scale); }
+  h[g.y * p.width + e] = v;
 }

@@ -198,5 +198,13 @@ fn half_integers(h: u32) -> f32 {
   let shift = countLeadingZeros(m) - 8u;
   return bitcast<f32>(sign | ((126u - shift) << 23u) | ((m << shift) & 0x7fffffu));
 }
+// (512 high + low) * 2^-10, rounded once: a sum of NVFP4 (`arith::nvfp4::term`).
+fn wide_term(high: i32, low: i32) -> f32 {
+  let l = bitcast<u32>(low);
+  var m = plus(vec2(bitcast<u32>(high) << 9u, bitcast<u32>(high >> 23u)), vec2(l, bitcast<u32>(low >> 31u)));
+  let sign = m.y >> 31u;
+  if (sign != 0u) { m = minus(vec2(0u), m); }
+  return composed(select(0u, sign, (m.x | m.y) != 0u), m, -10);
+}
 // The integer nearest to x, ties to even; x is finite and within 2^22.
 fn nearest(x: f32) -> i32 { return i32(round(x)); }

@@ -1,5 +1,5 @@
 // Products of weight rows in the file's layout: every block type, any number of rows. A workgroup has 8 weight rows and TOKENS
-// activation rows; 32 lanes of a weight row take a unit each (what one float factor belongs to: 256, 32 or 16 values), their exact
+// activation rows; 32 lanes of a weight row take a unit each (256 or 32 values, whose sum is one exact integer), their exact
 // integers meet in workgroup memory, and one thread for each pair of rows adds them up in order, segment after segment.
 struct P { zero: u32, row_bytes: u32, rows: u32, blocks: u32, segments: u32, width: u32, first_row: u32, count_at: u32, small_at: u32, scale: f32 }
 @group(0) @binding(0) var<uniform> p: P;
@@ -32,21 +32,23 @@ fn dot16(a: vec4<u32>, b: vec4<u32>) -> i32 { return dot4(a.x, b.x) + dot4(a.y, 
       let unit = base + lane;
       if (unit < end) {
         let b = row * p.row_bytes + (unit * UNIT / BLOCK_LEN) * BLOCK_BYTES;
-        let h0 = (unit * UNIT % BLOCK_LEN) / 16u;
-        factors[i] = block_factors(b, h0);
+        factors[i] = block_factors(b, 0u);
         var isum: array<i32, TOKENS>; var msum: array<i32, TOKENS>;
         for (var h = 0u; h < UNIT / 16u; h++) {
-          let q = half_codes(b, h0 + h);
-          let sc = half_scales(b, h0 + h);
+          let at = b + h / (BLOCK_LEN / 16u) * BLOCK_BYTES;
+          let q = half_codes(at, h % (BLOCK_LEN / 16u));
+          let sc = half_scales(at, h % (BLOCK_LEN / 16u));
           for (var t = 0u; t < TOKENS; t++) {
             let x = codes[p.small_at / 4u + min(token0 + t, count - 1u) * p.blocks * 16u + unit * (UNIT / 16u) + h];
-            isum[t] += sc.x * dot16(q, x);
+            let sum = dot16(q, x);
+            isum[t] += sc.x * sum;
+            if (WIDE) { msum[t] += sc.y * sum; }
             if (MINS) { msum[t] += sc.y * dot16(vec4(0x01010101u), x); }
           }
         }
         for (var t = 0u; t < TOKENS; t++) {
           sums[i * TOKENS + t] = isum[t];
-          if (MINS) { mins[i * TOKENS + t] = msum[t]; }
+          if (MINS || WIDE) { mins[i * TOKENS + t] = msum[t]; }
         }
       }
       workgroupBarrier();
@@ -58,6 +60,11 @@ fn dot16(a: vec4<u32>, b: vec4<u32>) -> i32 { return dot4(a.x, b.x) + dot4(a.y, 
           var d = 0.0f;
           if (UNIT == 256u) { d = bitcast<f32>(figures[figure + base + u]); }
           else { d = bitcast<f32>(figures[figure + 9u * p.blocks + (base + u) * UNIT / 32u]); }
+          if (WIDE) {
+            // The activation's scale alone: the weights' are in the sum.
+            acc = exact_fma(wide_term(sums[at * TOKENS + own_token], mins[at * TOKENS + own_token]), d, acc);
+            continue;
+          }
           acc = exact_fma(f32(sums[at * TOKENS + own_token]), mul(f.x, d), acc);
           if (MINS) {
             let m = f32(mins[at * TOKENS + own_token]);

@@ -8,6 +8,7 @@ mod activations;
 mod bandwidth;
 mod call;
 mod device;
+mod draft;
 mod error;
 mod executor;
 mod gpu;

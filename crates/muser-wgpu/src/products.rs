@@ -5,7 +5,7 @@ use crate::activations::Activations;
 use crate::call::{Axis, Call, Counts, Maker};
 use crate::device::{Buffer, Recorder};
 use crate::text::{Constant, Source, block_constants, block_text, float_number, shader};
-use crate::weights::{Slab, Weight};
+use crate::weights::{Slab, Weight, form_of};
 
 /// Activation rows that a workgroup takes when there are several.
 const TOKENS: u32 = 4;
@@ -68,12 +68,12 @@ fn any(
     output: Output<'_>,
     tokens: u32,
 ) -> Result<Call, WgpuError> {
-    let scaled = weight.scale.to_bits() != 1.0f32.to_bits();
+    let scaled = weight.is_scaled();
     let Some(source) = any_source(weight.ty, scaled, tokens) else {
         return Err(WgpuError::Unsupported(format!("no kernel for type {}", weight.ty.name())));
     };
     let float = float_number(weight.ty).is_some();
-    let small = !float && weight.ty.block_len() < 256;
+    let small = form_of(weight.ty) == 2;
     let words = [
         weight.row_bytes,
         slab.rows,

@@ -23,7 +23,6 @@ pub(crate) enum Mode {
     /// A product is added to it after its post-norm.
     Residual = 1,
     /// A product is added to it.
-    #[allow(dead_code, reason = "for drafts")]
     Add = 2,
 }
 
@@ -34,7 +33,6 @@ pub(crate) enum Rotation {
     /// Pairs of neighbours.
     Pairs = 1,
     /// Pairs half a head apart.
-    #[allow(dead_code, reason = "for drafts")]
     Halves = 2,
 }
 
@@ -150,13 +148,15 @@ pub(crate) fn norm(
 }
 
 /// The kernel that looks rows of a table up.
-pub(crate) fn embed_source(ty: muser_gguf::GgmlType) -> Option<Source> {
+pub(crate) fn embed_source(ty: muser_gguf::GgmlType, scaled: bool) -> Option<Source> {
+    let scaled = ("SCALED", Bool(scaled));
     if let Some(float) = float_number(ty) {
         let files = [shader!("float_weight"), shader!("value_float"), shader!("embed")];
-        return Some(Source::new("embed", &[("FLOAT", Number(float))], &files));
+        return Some(Source::new("embed", &[scaled, ("FLOAT", Number(float))], &files));
     }
     let files = [shader!("bytes"), block_text(ty), shader!("value_block"), shader!("embed")];
-    Some(Source::new("embed", &block_constants(ty)?, &files))
+    let constants = [&[scaled][..], &block_constants(ty)?].concat();
+    Some(Source::new("embed", &constants, &files))
 }
 
 /// Rows of the embedding table as they are, or given ones, by the step's records.
@@ -167,13 +167,22 @@ pub(crate) fn embed(
     given: &Buffer,
     h: &Buffer,
 ) -> Result<Vec<Call>, WgpuError> {
-    let Some(source) = embed_source(table.ty) else {
+    let Some(source) = embed_source(table.ty, table.is_scaled()) else {
         return Err(WgpuError::Unsupported(format!("no lookup for type {}", table.ty.name())));
     };
     let width = table.blocks * 256;
     let slab = |slab: &crate::weights::Slab| {
         let first = u32::from(slab.first_row == 0);
-        let words = [width, table.row_bytes, slab.first_row, slab.rows, first, RECORDS, RECORD];
+        let words = [
+            width,
+            table.row_bytes,
+            slab.first_row,
+            slab.rows,
+            first,
+            RECORDS,
+            RECORD,
+            table.scale.to_bits(),
+        ];
         let views = [step.into(), (&slab.buffer).into(), given.into(), h.into()];
         maker.call(&source, &words, &views, [Axis::Fixed(table.blocks), Axis::Rows(1), Axis::Fixed(1)])
     };

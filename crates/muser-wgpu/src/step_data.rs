@@ -12,9 +12,9 @@
 //! top rows of the step in work; block tables
 //! ```
 
-use muser_backend::{RowInput, StepBatch};
+use muser_backend::{DraftBatch, RowInput, StepBatch};
 use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
-use muser_model::Geometry;
+use muser_model::{DflashConfig, Geometry};
 
 use crate::WgpuError;
 use crate::device::{Buffer, Device};
@@ -135,6 +135,65 @@ impl StepData {
             }
         }
         Ok((shape, table))
+    }
+
+    /// Writes as many sequences of a validated batch from `first` on as fit: shape, end of what was filled in, the first that is left.
+    /// The list of top rows is that of the proposals.
+    pub(crate) fn fill_round(
+        &mut self,
+        batch: &DraftBatch,
+        first: usize,
+        c: &DflashConfig,
+    ) -> Result<(Shape, usize, usize), WgpuError> {
+        let mut shape = Shape { rows: 0, parts: [1; 2] };
+        self.top.clear();
+        let (mut table, mut parts, mut left, mut next) = (self.tables, 0, MOST_SPLIT, first);
+        while let Some(seq) = batch.seqs().get(next) {
+            let rows = seq.proposals + 1;
+            if (shape.rows + rows) as usize > self.most_rows {
+                break;
+            }
+            let table_at = self.table(batch.sliding_table(seq), &mut table)?;
+            let slot = (next - first) as u32;
+            for index in 0..rows {
+                let row = shape.rows + index;
+                let token = if index == 0 { seq.anchor } else { c.mask_token };
+                // The window bounds the context; rows of the block all see each other.
+                let seen = (seq.pos + index + 1).saturating_sub(c.window as u32).min(seq.pos);
+                let end = seq.pos.div_ceil(BLOCK_LEN as u32);
+                let blocks = end - (seen / BLOCK_LEN as u32).min(end) + 1;
+                let count = if blocks <= left { blocks } else { 1 };
+                left -= count - 1;
+                shape.parts[1] = shape.parts[1].max(count);
+                let record = [
+                    token,
+                    seq.pos + index,
+                    slot * BLOCK_LEN as u32 + index,
+                    0,
+                    0,
+                    0,
+                    table_at,
+                    seq.sliding_first,
+                    0,
+                    0,
+                    parts,
+                    count,
+                    seq.pos,
+                    seen,
+                    slot,
+                    rows,
+                ];
+                self.record(row, &record);
+                parts += count;
+                if index > 0 {
+                    self.top.push(row);
+                }
+            }
+            shape.rows += rows;
+            next += 1;
+        }
+        self.host[ROWS_AT as usize] = shape.rows;
+        Ok((shape, table, next))
     }
 
     fn record(&mut self, row: u32, record: &[u32; RECORD as usize]) {

@@ -147,7 +147,7 @@ impl Operations {
 /// A shader file of this crate.
 macro_rules! shader {
     ($name:literal) => {
-        include_str!(concat!("../shaders/", $name, ".wgsl"))
+        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/shaders/", $name, ".wgsl"))
     };
 }
 pub(crate) use shader;
@@ -221,12 +221,13 @@ pub(crate) fn block_constants(ty: GgmlType) -> Option<Vec<(&'static str, Constan
         ("BLOCK_BYTES", Constant::Number(ty.block_bytes() as u32)),
         ("UNIT", Constant::Number(unit_len(ty) as u32)),
         ("MINS", Constant::Bool(mins)),
+        ("WIDE", Constant::Bool(ty == GgmlType::NVFP4)),
     ])
 }
 
-/// Values that one float factor belongs to.
+/// Values whose sum is one exact integer, and whose activations have one scale.
 pub(crate) fn unit_len(ty: GgmlType) -> usize {
-    if ty == GgmlType::NVFP4 { 16 } else { ty.block_len() }
+    if ty == GgmlType::NVFP4 { 256 } else { ty.block_len() }
 }
 
 /// The section of `blocks.wgsl` of a type; empty where there is none.

@@ -6,7 +6,7 @@ use muser_model::{Matrix, Model};
 
 use crate::WgpuError;
 use crate::device::{Buffer, Device};
-use crate::text::{block_text, float_number};
+use crate::text::{block_text, float_number, unit_len};
 
 /// Bytes that are on their way to the device at most.
 const STAGING_BYTES: usize = 64 << 20;
@@ -29,6 +29,13 @@ pub(crate) struct Weight {
     pub(crate) scale: f32,
     pub(crate) segments: u32,
     pub(crate) slabs: Vec<Slab>,
+}
+
+impl Weight {
+    /// Is there a factor on products and looked up rows?
+    pub(crate) fn is_scaled(&self) -> bool {
+        self.scale.to_bits() != 1.0f32.to_bits()
+    }
 }
 
 /// Matrices and norms of a layer.
@@ -61,7 +68,7 @@ pub(crate) struct Weights {
 pub(crate) fn form_of(ty: GgmlType) -> u32 {
     match ty {
         _ if float_number(ty).is_some() => 4,
-        _ if ty.block_len() == 256 => 1,
+        _ if unit_len(ty) == 256 => 1,
         _ => 2,
     }
 }
@@ -76,14 +83,6 @@ pub(crate) fn check(matrix: &Matrix) -> Result<(), WgpuError> {
         return refuse(format!("{} inputs, expected a multiple of 256", matrix.cols));
     }
     Ok(())
-}
-
-/// All matrices of a model.
-pub(crate) fn matrices(model: &Model) -> impl Iterator<Item = &Matrix> {
-    let layers = model.layers.iter().flat_map(|l| {
-        [&l.attn_q, &l.attn_k, &l.attn_v, &l.attn_gate, &l.attn_output, &l.ffn_gate, &l.ffn_up, &l.ffn_down]
-    });
-    layers.chain([&model.output, &model.token_embd])
 }
 
 /// Bytes that matrices take.
@@ -144,6 +143,9 @@ impl<'a> Loader<'a> {
     }
 
     fn copy(&mut self, matrix: &Matrix, first: usize, rows: usize, to: &Buffer) -> Result<(), WgpuError> {
+        matrix
+            .check_scales(first..first + rows)
+            .map_err(|error| WgpuError::Unsupported(error.to_string()))?;
         let row_bytes = matrix.row_bytes();
         let bytes = first * row_bytes..(first + rows) * row_bytes;
         let chunk = (STAGING_BYTES / 4).next_multiple_of(4);

@@ -5,12 +5,16 @@
 
 use std::sync::{Arc, OnceLock};
 
-use muser_backend::conformance::{cleared_rows_tell_nothing, import_continues, row_invariance};
+use muser_backend::conformance::{
+    cleared_rows_tell_nothing, draft_invariance, draft_logits, import_continues, row_invariance,
+    skipped_context_is_blank,
+};
 use muser_backend::{Executor, KvCapacity, KvType, Row, RowInput, RowWants, StepBatch, StepOutput};
 use muser_cpu::{CpuExecutor, CpuOptions};
 use muser_gguf::{GgmlType, GgufFile};
 use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
-use muser_model::{Geometry, Model, synth};
+use muser_model::synth::Mix;
+use muser_model::{DflashConfig, Draft, Geometry, Model, synth};
 use muser_wgpu::{Gpu, GpuOptions, WgpuExecutor, WgpuOptions};
 
 /// The device of all tests; none is said once.
@@ -119,11 +123,11 @@ fn long_sequences_have_the_bits_of_the_cpu() {
     let geometry = Geometry { window: 100, ..geometry() };
     let model = model(&geometry, GgmlType::Q4_K);
     let ids = ids(300, geometry.vocab);
-    for kv in [KvType::Int16, KvType::Int8] {
-        let expected = trace(&mut *on_cpu(&model, kv), &ids, &[64]);
+    for (kv, ids) in [(KvType::Int16, &ids[..]), (KvType::Int8, &ids[..30])] {
+        let expected = trace(&mut *on_cpu(&model, kv), ids, &[64]);
         let mut executor =
             WgpuExecutor::new(gpu, model.clone(), WgpuOptions { max_rows: 128, kv }).expect("an executor");
-        let found = trace(&mut executor, &ids, &[100, 64, 110, 26]);
+        let found = trace(&mut executor, ids, &[100, 64, 110, 26]);
         assert!(found.blocks == expected.blocks, "{kv:?}: K or V differ");
         assert!(found.argmax == expected.argmax, "{kv:?}: the largest logits differ");
     }
@@ -201,4 +205,68 @@ fn a_step_of_several_sequences_in_shuffled_blocks_and_given_rows() {
         (run(&mut *on_cpu(&model, KvType::Int16)), run(&mut *on_gpu(gpu, &model, KvType::Int16)));
     assert!(cpu == found);
     assert_eq!((found.0.len(), found.2.len()), (2 * geometry.vocab, 4));
+}
+
+/// A draft for the small model, with heads of its own.
+fn draft(geometry: &Geometry) -> Draft {
+    let config = DflashConfig {
+        hidden: geometry.hidden,
+        ffn: 512,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 64,
+        context: 4096,
+        window: 30,
+        sliding: vec![true; 2],
+        rope_theta: 10_000.0,
+        rms_eps: 1e-5,
+        block_size: 6,
+        target_layers: vec![0, 1],
+        mask_token: 500,
+        vocab: None,
+    };
+    let bytes = synth::draft_to_bytes(&config, Mix::from_name("q4_k_m").expect("a mix"), 3).expect("a draft");
+    Draft::from_gguf(Arc::new(GgufFile::from_bytes(bytes).expect("valid"))).expect("a draft")
+}
+
+fn drafting(mut executor: Box<dyn Executor>, draft: &Draft) -> Box<dyn Executor> {
+    executor.attach_draft(draft.clone()).expect("it fits");
+    executor
+}
+
+#[test]
+fn drafts_have_the_bits_of_the_cpu() {
+    let Some(gpu) = gpu() else { return };
+    let geometry = geometry();
+    let (model, draft) = (model(&geometry, GgmlType::Q4_K), draft(&geometry));
+    for kv in [KvType::Int16, KvType::Int8] {
+        for count in if kv == KvType::Int16 { [1, 45] } else { [2, 12] } {
+            let (prompt, proposals) = (ids(count, geometry.vocab), draft.config.max_draft());
+            let expected = draft_logits(&mut *drafting(on_cpu(&model, kv), &draft), &prompt, proposals);
+            let found = draft_logits(&mut *drafting(on_gpu(gpu, &model, kv), &draft), &prompt, proposals);
+            let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+            assert!(bits(&expected) == bits(&found), "{kv:?}, {count} positions");
+        }
+    }
+}
+
+#[test]
+fn proposals_do_not_depend_on_company_chunks_or_copies() {
+    let Some(gpu) = gpu() else { return };
+    let geometry = geometry();
+    let (model, draft) = (model(&geometry, GgmlType::Q4_K), draft(&geometry));
+    let make = || drafting(on_gpu(gpu, &model, KvType::Int16), &draft);
+    draft_invariance(make, &geometry, 1, 2, 20);
+    row_invariance(make, &geometry, 2, 2, 12);
+    skipped_context_is_blank(make, &geometry, on_gpu(gpu, &model, KvType::Int16).info().sliding_block_bytes);
+    cleared_rows_tell_nothing(make, &geometry, 4, &[7]);
+    // Blocks of a draft go between backends, too.
+    let mut turn = 0;
+    let either = || {
+        turn += 1;
+        let executor =
+            if turn % 2 == 0 { on_cpu(&model, KvType::Int16) } else { on_gpu(gpu, &model, KvType::Int16) };
+        drafting(executor, &draft)
+    };
+    import_continues(either, &geometry, 5, 20, 3);
 }

@@ -1,11 +1,12 @@
 //! KV blocks that leave the device or come to it, in the layout of all backends, which is the one that they have there.
 
+use std::ops::Range;
+
 use muser_backend::ExecError;
 use muser_kv::{BlockId, KvGroup};
 
 use super::WgpuExecutor;
 use crate::WgpuError;
-use crate::step_data::index;
 
 impl WgpuExecutor {
     pub(super) fn check_block(&self, group: KvGroup, block: BlockId, len: usize) -> Result<(), ExecError> {
@@ -23,9 +24,29 @@ impl WgpuExecutor {
 
     /// Layers of a group, in the order of a block's bytes.
     fn layers_of(&self, group: KvGroup) -> impl Iterator<Item = usize> {
-        let sliding = &self.model.geometry.sliding;
-        (0..self.kv.len())
-            .filter(move |layer| sliding.get(*layer).is_none_or(|s| usize::from(*s) == index(group)))
+        (0..self.kv_layers()).filter(move |layer| self.is_sliding(*layer) == (group == KvGroup::Sliding))
+    }
+
+    /// Zeroes rows in the bytes of a block that has left.
+    pub(super) fn clear(&self, group: KvGroup, rows: Range<usize>, bytes: &mut [u8]) {
+        let mut rest = bytes;
+        for layer in self.layers_of(group) {
+            let Some((own, others)) = rest.split_at_mut_checked(self.layer_bytes(layer)) else { return };
+            let layout = self.head_layout(layer);
+            own.chunks_exact_mut(layout.bytes()).for_each(|head| layout.clear(head, rows.clone()));
+            rest = others;
+        }
+    }
+
+    /// Which rows of a block that was copied in have the draft's context.
+    pub(super) fn note_import(&mut self, group: KvGroup, block: BlockId, bytes: &[u8]) {
+        let first = self.model.geometry.layers();
+        let before: usize =
+            self.layers_of(group).filter(|layer| *layer < first).map(|layer| self.layer_bytes(layer)).sum();
+        let scales = before + self.head_layout(first).k_scales();
+        if let (Some(drafter), KvGroup::Sliding) = (&mut self.drafter, group) {
+            drafter.rows.note_import(block, bytes.get(scales..).unwrap_or_default());
+        }
     }
 
     /// Copies a block out.

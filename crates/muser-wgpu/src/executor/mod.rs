@@ -9,7 +9,7 @@ use muser_backend::arith;
 use muser_backend::arith::attention::{Digits, MAX_LOG2_SCORE, score_bound};
 use muser_backend::kv_layout::HeadLayout;
 use muser_backend::{
-    ExecError, Executor, ExecutorInfo, KvCapacity, KvType, LentBlock, StepBatch, StepOutput,
+    ExecError, Executor, ExecutorInfo, KvCapacity, KvType, LentBlock, StepBatch, StepOutput, numeric_route,
 };
 use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
 use muser_model::{Geometry, Model};
@@ -17,6 +17,7 @@ use muser_model::{Geometry, Model};
 use crate::WgpuError;
 use crate::call::{Maker, Params};
 use crate::device::{Buffer, Device};
+use crate::draft::Drafter;
 use crate::gpu::Gpu;
 use crate::program::{Parts, Program};
 use crate::scratch::{Scratch, top_rows, widest};
@@ -24,6 +25,7 @@ use crate::step_data::{Shape, StepData, index};
 use crate::weights::{self, Weights};
 
 mod blocks;
+mod drafting;
 mod results;
 
 /// Choices of [`WgpuExecutor::new`].
@@ -59,6 +61,7 @@ pub struct WgpuExecutor {
     kv: Vec<Buffer>,
     capacity: KvCapacity,
     program: Option<Program>,
+    drafter: Option<Drafter>,
     params: Params,
     /// Results on their way to the host.
     staging: Option<Buffer>,
@@ -78,7 +81,7 @@ impl WgpuExecutor {
         })?;
         check_geometry(&model.geometry)?;
         check_scores(&model)?;
-        weights::matrices(&model).try_for_each(weights::check)?;
+        model.matrices().try_for_each(weights::check)?;
         let device = &gpu.device;
         let g = &model.geometry;
         let binding = device.facts.binding.min(device.facts.buffer);
@@ -91,7 +94,7 @@ impl WgpuExecutor {
             );
             return Err(WgpuError::Unsupported(what));
         }
-        let needed = weights::bytes_of(weights::matrices(&model));
+        let needed = weights::bytes_of(model.matrices());
         let available = device.available();
         if needed > available {
             return Err(WgpuError::OutOfMemory { what: "the weights".into(), needed, available });
@@ -100,8 +103,8 @@ impl WgpuExecutor {
         let scratch = Scratch::new(device, g, &weights, max_rows, top_rows)?;
         let step = StepData::new(device, max_rows, top_rows, g.context.div_ceil(BLOCK_LEN))?;
         let inverse_frequencies = arith::inverse_frequencies(f64::from(g.rope_theta), g.head_dim);
-        let info = info(device, g, options.kv, digits, max_rows);
-        Ok(Self {
+        let info = info(device, &model, options.kv, digits, max_rows);
+        let mut executor = Self {
             info,
             digits,
             step,
@@ -110,13 +113,16 @@ impl WgpuExecutor {
             kv: Vec::new(),
             capacity: KvCapacity { full: 0, sliding: 0 },
             program: None,
+            drafter: None,
             params: Params::default(),
             staging: None,
             inverse_frequencies,
             top_rows,
             gpu: Arc::clone(gpu),
             model,
-        })
+        };
+        executor.note_room();
+        Ok(executor)
     }
 
     /// The device.
@@ -126,38 +132,56 @@ impl WgpuExecutor {
 
     /// Bytes of weights that one decoded token reads.
     pub fn weight_bytes(&self) -> u64 {
-        weights::bytes_of(weights::matrices(&self.model)) - self.model.token_embd.bytes().len() as u64
+        weights::bytes_of(self.model.matrices()) - self.model.token_embd.bytes().len() as u64
     }
 
     fn fail(&self, error: WgpuError) -> ExecError {
         error.into_exec(&self.info.device)
     }
 
-    /// K and V of one layer: heads of a block.
+    /// K and V of one layer of a block; the layers of a draft come behind those of the target.
     fn layer_bytes(&self, layer: usize) -> usize {
-        let _ = layer;
-        self.model.geometry.kv_heads * self.head_layout().bytes()
+        let g = &self.model.geometry;
+        let of_draft = self.drafter.as_ref().filter(|_| layer >= g.layers()).map(|drafter| &drafter.config);
+        of_draft.map_or(g.kv_heads, |c| c.kv_heads) * self.head_layout(layer).bytes()
     }
 
-    fn head_layout(&self) -> HeadLayout {
-        HeadLayout { dim: self.model.geometry.head_dim, digits: self.digits }
+    fn head_layout(&self, layer: usize) -> HeadLayout {
+        let g = &self.model.geometry;
+        let of_draft = self.drafter.as_ref().filter(|_| layer >= g.layers());
+        HeadLayout {
+            dim: of_draft.map_or(g.head_dim, |drafter| drafter.config.head_dim),
+            digits: self.digits,
+        }
     }
 
-    /// Number of blocks that a layer has memory for.
-    fn blocks_of(&self, layer: usize) -> u32 {
-        if self.model.geometry.sliding[layer] { self.capacity.sliding } else { self.capacity.full }
+    /// Layers with K and V, a draft's included.
+    fn kv_layers(&self) -> usize {
+        self.model.geometry.layers() + self.drafter.as_ref().map_or(0, Drafter::layers)
+    }
+
+    fn is_sliding(&self, layer: usize) -> bool {
+        self.model.geometry.sliding.get(layer).is_none_or(|sliding| *sliding)
+    }
+
+    /// Notes what the device has left for K and V.
+    fn note_room(&mut self) {
+        let device = &self.gpu.device;
+        let reserve = LEAST_RESERVE.max(device.facts.memory.unwrap_or(0) / RESERVED_PART);
+        self.info.kv_room = device.facts.memory.map(|_| device.available().saturating_sub(reserve));
     }
 
     fn allocate(&mut self, capacity: KvCapacity) -> Result<(), WgpuError> {
         // The old ones go first, so that the new ones may use their memory.
         self.program = None;
+        self.drafter.iter_mut().for_each(Drafter::forget);
         self.params = Params::default();
         self.kv.clear();
         self.gpu.device.wait()?;
         self.capacity = capacity;
-        let layers = self.model.geometry.layers();
+        let blocks = |layer| if self.is_sliding(layer) { capacity.sliding } else { capacity.full };
         let sizes: Vec<u64> =
-            (0..layers).map(|l| u64::from(self.blocks_of(l)) * self.layer_bytes(l) as u64).collect();
+            (0..self.kv_layers()).map(|l| u64::from(blocks(l)) * self.layer_bytes(l) as u64).collect();
         let (needed, available) = (sizes.iter().sum(), self.gpu.device.available());
         let limit = self.gpu.device.facts.binding;
         if needed > available || sizes.iter().any(|size| *size > limit) {
@@ -183,6 +207,10 @@ impl WgpuExecutor {
             digits: self.digits,
         };
         let program = Program::new(&mut maker, parts)?;
+        if let Some(drafter) = &mut self.drafter {
+            drafter.make_calls(&mut maker, parts)?;
+            drafter.rows.reset();
+        }
         maker.finish()?;
         self.program = Some(program);
         self.gpu.device.keep_pipelines();
@@ -196,12 +224,16 @@ impl WgpuExecutor {
         if !batch.embeddings().is_empty() {
             self.gpu.device.write(&self.scratch.embeddings, 0, bytemuck::cast_slice(batch.embeddings()))?;
         }
-        self.layers(shape)?;
+        if let Some(drafter) = &mut self.drafter {
+            drafter.rows.note_step(batch);
+            drafter.prepare_step(&self.gpu.device, batch)?;
+        }
+        self.layers(shape, batch.wants_draft_context())?;
         self.collect(batch, out)?;
         self.gpu.device.wait()
     }
 
-    fn layers(&self, shape: Shape) -> Result<(), WgpuError> {
+    fn layers(&self, shape: Shape, context: bool) -> Result<(), WgpuError> {
         let Some(program) = &self.program else { return Ok(()) };
         let layers = self.model.geometry.layers();
         for part in 0..SUBMISSIONS.min(layers) {
@@ -211,7 +243,13 @@ impl WgpuExecutor {
                 program.embed(&mut recorder, shape.rows);
             }
             for layer in layers * part / parts..layers * (part + 1) / parts {
-                program.layer_calls(&mut recorder, layer, shape.rows, shape.parts, |_| {});
+                let drafter = self.drafter.as_ref().filter(|_| context);
+                program.layer_calls(&mut recorder, layer, shape.rows, shape.parts, |recorder| {
+                    drafter.iter().for_each(|drafter| drafter.tap(recorder, layer, shape.rows));
+                });
+            }
+            if let Some(drafter) = self.drafter.as_ref().filter(|_| part + 1 == parts) {
+                drafter.extend(&mut recorder, shape.rows, context);
             }
             self.gpu.device.submit(recorder)?;
         }
@@ -271,15 +309,15 @@ impl Executor for WgpuExecutor {
         self.read_block(group, block, dst).map_err(|error| self.fail(error))
     }
 
-    fn clear_rows(&self, _: KvGroup, rows: usize, bytes: &mut [u8]) {
-        let layout = self.head_layout();
-        let rows = rows.min(BLOCK_LEN)..BLOCK_LEN;
-        bytes.chunks_exact_mut(layout.bytes()).for_each(|head| layout.clear(head, rows.clone()));
+    fn clear_rows(&self, group: KvGroup, rows: usize, bytes: &mut [u8]) {
+        self.clear(group, rows.min(BLOCK_LEN)..BLOCK_LEN, bytes);
     }
 
     fn import_block(&mut self, group: KvGroup, block: BlockId, src: &[u8]) -> Result<(), ExecError> {
         self.check_block(group, block, src.len())?;
-        self.write_block(group, block, src).map_err(|error| self.fail(error))
+        self.write_block(group, block, src).map_err(|error| self.fail(error))?;
+        self.note_import(group, block, src);
+        Ok(())
     }
 
     fn lend_block(&mut self, _: KvGroup, _: BlockId) -> Option<Box<dyn LentBlock>> {
@@ -287,19 +325,18 @@ impl Executor for WgpuExecutor {
     }
 }
 
-muser_backend::no_drafts!(WgpuExecutor);
 muser_backend::no_tower!(WgpuExecutor);
 
-fn info(device: &Device, g: &Geometry, kv: KvType, digits: Digits, max_rows: usize) -> ExecutorInfo {
+fn info(device: &Device, model: &Model, kv: KvType, digits: Digits, max_rows: usize) -> ExecutorInfo {
+    let (g, route) = (&model.geometry, numeric_route(digits, model));
     let of = |group: KvGroup| {
         let layers = g.sliding.iter().filter(|sliding| index(group) == usize::from(**sliding)).count();
         layers * g.kv_heads * HeadLayout { dim: g.head_dim, digits }.bytes()
     };
-    let reserve = LEAST_RESERVE.max(device.facts.memory.unwrap_or(0) / RESERVED_PART);
     ExecutorInfo {
         backend: "wgpu",
         device: format!("{}, {}", device.facts.name, device.facts.api),
-        route: arith::attention::route(digits),
+        route,
         kv_type: kv,
         full_block_bytes: of(KvGroup::Full),
         sliding_block_bytes: of(KvGroup::Sliding),
@@ -307,7 +344,7 @@ fn info(device: &Device, g: &Geometry, kv: KvType, digits: Digits, max_rows: usi
         vocab: g.vocab,
         hidden: g.hidden,
         draft: None,
-        kv_room: device.facts.memory.map(|_| device.available().saturating_sub(reserve)),
+        kv_room: None,
     }
 }
 

@@ -7,7 +7,13 @@ use crate::WgpuError;
 use crate::device::Buffer;
 
 /// Bytes of a rank: key and id.
-const RANK_BYTES: usize = 8;
+pub(super) const RANK_BYTES: usize = 8;
+
+/// The rank of a row among others.
+pub(super) fn rank_at(data: &[u8], row: usize) -> [u32; 2] {
+    let word = |at: usize| u32::from_le_bytes([data[at], data[at + 1], data[at + 2], data[at + 3]]);
+    [word(row * RANK_BYTES), word(row * RANK_BYTES + 4)]
+}
 
 /// The id of a rank; `None` if a logit of its row was not finite.
 pub(crate) fn id_of(rank: [u32; 2]) -> Option<u32> {
@@ -40,27 +46,20 @@ impl WgpuExecutor {
             let (mut logit_rows, mut hidden_rows) = (0, 0);
             self.gpu.device.fetch(staging, |data| {
                 let mut at = ranks;
-                for want in wants.iter().filter(|want| want.logits) {
-                    let _ = want;
+                for _ in wants.iter().filter(|want| want.logits) {
                     let to = &mut logits[logit_rows * vocab..][..vocab];
                     bytemuck::cast_slice_mut::<f32, u8>(to).copy_from_slice(&data[at..at + 4 * vocab]);
                     at += 4 * vocab;
                     logit_rows += 1;
                 }
-                for want in wants.iter().filter(|want| want.hidden) {
-                    let _ = want;
+                for _ in wants.iter().filter(|want| want.hidden) {
                     let to = &mut hiddens[hidden_rows * hidden..][..hidden];
                     bytemuck::cast_slice_mut::<f32, u8>(to).copy_from_slice(&data[at..at + 4 * hidden]);
                     at += 4 * hidden;
                     hidden_rows += 1;
                 }
-                let rank = |row: usize| {
-                    let word =
-                        |at: usize| u32::from_le_bytes([data[at], data[at + 1], data[at + 2], data[at + 3]]);
-                    [word(row * RANK_BYTES), word(row * RANK_BYTES + 4)]
-                };
                 let wanted = wants.iter().enumerate().filter(|(_, want)| want.argmax);
-                argmax.extend(wanted.map(|(row, _)| id_of(rank(row))));
+                argmax.extend(wanted.map(|(row, _)| id_of(rank_at(data, row))));
             })?;
             logits_at += logit_rows * vocab;
             hidden_at += hidden_rows * hidden;
@@ -99,7 +98,7 @@ impl WgpuExecutor {
     }
 
     /// Memory for so many bytes of results; kept from step to step.
-    fn make_staging(&mut self, bytes: usize) -> Result<(), WgpuError> {
+    pub(super) fn make_staging(&mut self, bytes: usize) -> Result<(), WgpuError> {
         if self.staging.as_ref().is_none_or(|staging| staging.size() < bytes as u64) {
             self.staging = None;
             self.staging = Some(self.gpu.device.staging((bytes as u64).next_power_of_two())?);

@@ -1,0 +1,209 @@
+//! The DFlash draft: its weights, its planes in the sliding blocks, the rounds.
+//!
+//! Every step extends the draft's context ([`extend`]): the target's residual stream at the input of a few layers becomes the
+//! draft's K and V of the same positions, in planes behind the target's own in each sliding block. A round ([`round`]) reads that
+//! context and proposes; its own K and V lie in blocks of its own.
+
+mod context;
+mod extend;
+mod round;
+
+use muser_backend::DraftInfo;
+use muser_backend::arith::attention::{Digits, MAX_LOG2_DRAFT_SCORE, draft_score_bound};
+use muser_backend::arith::{self, MatrixRole};
+use muser_kv::BLOCK_LEN;
+use muser_model::{DflashConfig, Draft, Geometry};
+
+use crate::WgpuError;
+use crate::call::Maker;
+use crate::device::{Buffer, Device};
+use crate::program::{Heads, Parts};
+use crate::scratch::Scratch;
+use crate::step_data::StepData;
+use crate::weights::{self, Loader, Weight};
+use context::ContextRows;
+use extend::{Extend, ExtendBuffers};
+use round::{Round, RoundBuffers};
+
+/// Revision of the draft's context arithmetic, the CPU backend's; blocks that hold a draft's planes also name the draft.
+pub(crate) const DRAFT_ROUTE: &str = "dflash-1";
+
+/// Most rows of a round, where a block has no more: what more rows take, more rounds take as well.
+const ROUND_ROWS: usize = 32;
+
+/// Matrices and norms of a layer of the draft.
+pub(crate) struct DraftLayer {
+    attn_q: Weight,
+    attn_k: Weight,
+    attn_v: Weight,
+    attn_output: Weight,
+    ffn_gate: Weight,
+    ffn_up: Weight,
+    ffn_down: Weight,
+    attn_norm: Buffer,
+    q_norm: Buffer,
+    k_norm: Buffer,
+    ffn_norm: Buffer,
+}
+
+/// Weights of the draft.
+pub(crate) struct DraftWeights {
+    fc: Weight,
+    enc_output_norm: Buffer,
+    output_norm: Buffer,
+    layers: Vec<DraftLayer>,
+}
+
+/// A draft that has been taken in.
+pub(crate) struct Drafter {
+    pub(crate) config: DflashConfig,
+    pub(crate) rows: ContextRows,
+    pub(crate) data: StepData,
+    weights: DraftWeights,
+    extend: ExtendBuffers,
+    round: RoundBuffers,
+    inverse_frequencies: Vec<f64>,
+    calls: Option<(Extend, Round)>,
+    digits: Digits,
+}
+
+/// Most rows of a round.
+pub(crate) fn round_rows(c: &DflashConfig) -> usize {
+    ROUND_ROWS.max(c.block_size)
+}
+
+/// Refuses shapes that the kernels are not written for, and scores that the arithmetic cannot hold.
+pub(crate) fn check(draft: &Draft) -> Result<(), WgpuError> {
+    let c = &draft.config;
+    let refuse = |what: String| Err(WgpuError::Unsupported(format!("draft: {what}")));
+    if c.head_dim == 0 || !c.head_dim.is_multiple_of(16) || c.head_dim > 256 {
+        return refuse(format!("heads of {} values, expected a multiple of 16 up to 256", c.head_dim));
+    }
+    if c.kv_heads == 0 || !c.heads.is_multiple_of(c.kv_heads) {
+        return refuse(format!("{} query heads on {} KV heads, expected a multiple", c.heads, c.kv_heads));
+    }
+    for (what, value) in [("hidden size", c.hidden), ("FFN width", c.ffn), ("query width", c.q_width())] {
+        if value == 0 || !value.is_multiple_of(256) {
+            return refuse(format!("{what} {value}, expected a multiple of 256"));
+        }
+    }
+    if c.block_size > BLOCK_LEN {
+        return refuse(format!("blocks of {} rows, expected at most {BLOCK_LEN}", c.block_size));
+    }
+    for (i, layer) in draft.layers.iter().enumerate() {
+        let bound = draft_score_bound(&layer.attn_q_norm, &layer.attn_k_norm, c.head_dim);
+        if bound.is_nan() || bound >= MAX_LOG2_DRAFT_SCORE {
+            return refuse(format!(
+                "layer {i}: attn_q_norm and attn_k_norm allow attention scores up to 2^{bound}, expected below \
+                 2^{MAX_LOG2_DRAFT_SCORE}"
+            ));
+        }
+    }
+    draft.matrices().try_for_each(weights::check)
+}
+
+impl DraftWeights {
+    fn load(device: &Device, draft: &Draft) -> Result<Self, WgpuError> {
+        let mut loader = Loader::new(device);
+        let mut layers = Vec::with_capacity(draft.layers.len());
+        for l in &draft.layers {
+            let mut matrix = |matrix, role| loader.matrix(matrix, Some(role));
+            layers.push(DraftLayer {
+                attn_q: matrix(&l.attn_q, MatrixRole::AttnIn)?,
+                attn_k: matrix(&l.attn_k, MatrixRole::AttnIn)?,
+                attn_v: matrix(&l.attn_v, MatrixRole::AttnIn)?,
+                attn_output: matrix(&l.attn_output, MatrixRole::AttnOut)?,
+                ffn_gate: matrix(&l.ffn_gate, MatrixRole::FfnIn)?,
+                ffn_up: matrix(&l.ffn_up, MatrixRole::FfnIn)?,
+                ffn_down: matrix(&l.ffn_down, MatrixRole::FfnDown)?,
+                attn_norm: loader.vector(&l.attn_norm)?,
+                q_norm: loader.vector(&l.attn_q_norm)?,
+                k_norm: loader.vector(&l.attn_k_norm)?,
+                ffn_norm: loader.vector(&l.ffn_norm)?,
+            });
+        }
+        let weights = Self {
+            fc: loader.matrix(&draft.fc, Some(MatrixRole::DraftFc))?,
+            enc_output_norm: loader.vector(&draft.enc_output_norm)?,
+            output_norm: loader.vector(&draft.output_norm)?,
+            layers,
+        };
+        loader.settle()?;
+        Ok(weights)
+    }
+}
+
+impl Drafter {
+    /// Loads the draft's weights; `rows` is the most rows of a step, `top` the most of the top at a time.
+    pub(crate) fn new(
+        device: &Device,
+        draft: &Draft,
+        digits: Digits,
+        rows: usize,
+        top: usize,
+    ) -> Result<Self, WgpuError> {
+        let config = draft.config.clone();
+        let weights = DraftWeights::load(device, draft)?;
+        // A window may lie across one block more than it fills.
+        let blocks = config.window.div_ceil(BLOCK_LEN) + 2;
+        Ok(Self {
+            data: StepData::new(device, round_rows(&config), top, blocks)?,
+            extend: ExtendBuffers::new(device, &config, &weights, rows)?,
+            round: RoundBuffers::new(device, &config, &weights, digits)?,
+            inverse_frequencies: arith::inverse_frequencies(f64::from(config.rope_theta), config.head_dim),
+            rows: ContextRows::default(),
+            calls: None,
+            weights,
+            config,
+            digits,
+        })
+    }
+
+    pub(crate) fn info(&self) -> DraftInfo {
+        DraftInfo { max_proposals: self.config.max_draft(), window: self.config.window }
+    }
+
+    /// Number of layers, whose K and V lie behind those of the target.
+    pub(crate) fn layers(&self) -> usize {
+        self.weights.layers.len()
+    }
+
+    fn heads(&self) -> Heads {
+        let c = &self.config;
+        Heads { heads: c.heads, kv_heads: c.kv_heads, dim: c.head_dim, digits: self.digits, eps: c.rms_eps }
+    }
+
+    /// Forgets the calls, which name memory that goes.
+    pub(crate) fn forget(&mut self) {
+        self.calls = None;
+    }
+
+    /// Makes the calls of steps and rounds; `parts.kv` are K and V of the target's layers, then those of the draft.
+    pub(crate) fn make_calls(&mut self, maker: &mut Maker<'_>, parts: Parts<'_>) -> Result<(), WgpuError> {
+        let kv = &parts.kv[parts.geometry.layers()..];
+        let extend = Extend::new(maker, self, parts, kv)?;
+        let round = Round::new(maker, self, parts, kv)?;
+        self.calls = Some((extend, round));
+        Ok(())
+    }
+
+    /// cos and sin of positions, in the order of heads' halves.
+    fn angles(&self, positions: impl Iterator<Item = u32>) -> Vec<f32> {
+        let mut angles = Vec::new();
+        for position in positions {
+            for frequency in &self.inverse_frequencies {
+                let (cos, sin) = arith::rotation(position as usize, *frequency);
+                angles.extend([cos, sin]);
+            }
+        }
+        angles
+    }
+}
+
+/// What a draft needs of the target besides.
+#[derive(Clone, Copy)]
+pub(crate) struct Target<'a> {
+    pub(crate) device: &'a Device,
+    pub(crate) geometry: &'a Geometry,
+    pub(crate) scratch: &'a Scratch,
+}

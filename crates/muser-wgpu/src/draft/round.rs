@@ -1,0 +1,283 @@
+//! A draft round: the block forward of several sequences at once.
+//!
+//! A sequence has a row for its anchor and one for each proposal. Rows of one block see each other, all of them, besides the
+//! context before the anchor; their K and V lie in a block of the round's own, the same for all layers.
+
+use muser_backend::DraftBatch;
+use muser_backend::arith::attention::Digits;
+use muser_backend::kv_layout::HeadLayout;
+use muser_model::DflashConfig;
+
+use super::{DraftWeights, Drafter, Target, round_rows};
+use crate::WgpuError;
+use crate::activations::Activations;
+use crate::call::{Call, Counts, Maker};
+use crate::device::{Buffer, Device};
+use crate::products::{Output, Product};
+use crate::program::{
+    Attend, Kind, Mode, Norm, Parts, Rotation, Store, attend, embed, logits, norm, silu, store,
+};
+use crate::step_data::{ROWS_AT, TOP_AT, most_parts};
+use crate::weights::Weight;
+
+/// Working memory of a round's rows.
+pub(super) struct RoundBuffers {
+    h: Buffer,
+    q: Buffer,
+    k: Buffer,
+    v: Buffer,
+    queries: Buffer,
+    query_factors: Buffer,
+    part_o: Buffer,
+    part_l: Buffer,
+    projected: Buffer,
+    ffn_gate: Buffer,
+    ffn_up: Buffer,
+    factors: Buffer,
+    angles: Buffer,
+    /// K and V of the rows of the round, a block for each sequence.
+    own: Buffer,
+    act_hidden: Activations,
+    act_attention: Activations,
+    act_ffn: Activations,
+}
+
+impl RoundBuffers {
+    pub(super) fn new(
+        device: &Device,
+        c: &DflashConfig,
+        weights: &DraftWeights,
+        digits: Digits,
+    ) -> Result<Self, WgpuError> {
+        let rows = round_rows(c);
+        let of = |values: usize| device.buffer(values as u64 * 4, "a draft's round");
+        let parts = most_parts(rows) as usize;
+        let hidden: Vec<_> = weights
+            .layers
+            .iter()
+            .flat_map(|l| [&l.attn_q, &l.attn_k, &l.attn_v, &l.ffn_gate, &l.ffn_up])
+            .collect();
+        let attention: Vec<_> = weights.layers.iter().map(|l| &l.attn_output).collect();
+        let ffn: Vec<_> = weights.layers.iter().map(|l| &l.ffn_down).collect();
+        let activations = |readers: &[&Weight]| Activations::new(device, rows as u32, readers);
+        let block = c.kv_heads * HeadLayout { dim: c.head_dim, digits }.bytes();
+        Ok(Self {
+            h: of(rows * c.hidden)?,
+            q: of(rows * c.q_width())?,
+            k: of(rows * c.kv_width())?,
+            v: of(rows * c.kv_width())?,
+            queries: of(rows * c.q_width() / 2)?,
+            query_factors: of(rows * c.heads)?,
+            part_o: of(parts * c.q_width())?,
+            part_l: of(parts * c.heads)?,
+            projected: of(rows * c.hidden)?,
+            ffn_gate: of(rows * c.ffn)?,
+            ffn_up: of(rows * c.ffn)?,
+            factors: of(rows * 2)?,
+            angles: of(rows * c.head_dim)?,
+            // Each sequence has two rows at least.
+            own: device.buffer((rows / 2 * block) as u64, "a draft's round")?,
+            act_hidden: activations(&hidden)?,
+            act_attention: activations(&attention)?,
+            act_ffn: activations(&ffn)?,
+        })
+    }
+}
+
+/// Calls of a round.
+pub(super) struct Round {
+    embed: Vec<Call>,
+    layers: Vec<RoundLayer>,
+    top: [Call; 2],
+    output: Product,
+    logits: Vec<Call>,
+}
+
+struct RoundLayer {
+    before: [Call; 2],
+    products: [Product; 3],
+    attention: Vec<Call>,
+    output: Product,
+    between: [Call; 2],
+    ffn: [Product; 2],
+    silu: Call,
+    down: Product,
+}
+
+impl Round {
+    pub(super) fn new(
+        maker: &mut Maker<'_>,
+        drafter: &Drafter,
+        p: Parts<'_>,
+        kv: &[Buffer],
+    ) -> Result<Self, WgpuError> {
+        let (c, w, b, s) = (&drafter.config, &drafter.weights, &drafter.round, p.scratch);
+        let step = &drafter.data.device;
+        let mut layers = Vec::with_capacity(w.layers.len());
+        for (index, kv) in kv.iter().enumerate() {
+            layers.push(Self::layer(maker, drafter, p, index, kv)?);
+        }
+        let last = Norm {
+            top: Some((drafter.data.top_at(), &s.hidden)),
+            ..residual(c, b, p, &w.output_norm, &s.act_top)
+        };
+        let output =
+            Output { step, to: &s.top, width: p.geometry.vocab as u32, first_row: 0, count_at: TOP_AT };
+        Ok(Self {
+            embed: embed(maker, &p.weights.embedding, step, &s.nothing, &b.h)?,
+            layers,
+            top: norm(maker, step, &b.factors, &s.sink, last)?,
+            output: Product::new(maker, &p.weights.output, &s.act_top, output)?,
+            logits: logits(maker, Parts { step: &drafter.data, ..p })?,
+        })
+    }
+
+    fn layer(
+        maker: &mut Maker<'_>,
+        drafter: &Drafter,
+        p: Parts<'_>,
+        index: usize,
+        kv: &Buffer,
+    ) -> Result<RoundLayer, WgpuError> {
+        let (c, l, b, s) = (&drafter.config, &drafter.weights.layers[index], &drafter.round, p.scratch);
+        let (step, heads) = (&drafter.data.device, drafter.heads());
+        let added = residual(c, b, p, &l.attn_norm, &b.act_hidden);
+        let first = Norm { mode: if index == 0 { Mode::Plain } else { Mode::Add }, ..added };
+        let before = norm(maker, step, &b.factors, &s.sink, first)?;
+        let between = Norm { weight: &l.ffn_norm, ..added };
+        let between = norm(maker, step, &b.factors, &s.sink, between)?;
+        let query = Store {
+            kind: Kind::Query,
+            rotation: Rotation::Halves,
+            part: &b.q,
+            weight: &l.q_norm,
+            angles: &b.angles,
+            to: &b.queries,
+            factors: &b.query_factors,
+            slot: 2,
+            blank: false,
+        };
+        let key =
+            Store { kind: Kind::Key, part: &b.k, weight: &l.k_norm, to: &b.own, factors: &s.sink, ..query };
+        let value = Store { kind: Kind::Value, part: &b.v, ..key };
+        let mut attention = Vec::new();
+        for one in [query, key, value] {
+            attention.push(store(maker, step, heads, one)?);
+        }
+        let all = Attend {
+            queries: &b.queries,
+            factors: &b.query_factors,
+            kv,
+            own: Some(&b.own),
+            nothing: &s.nothing,
+            part_o: &b.part_o,
+            part_l: &b.part_l,
+            gate: None,
+            sliding: true,
+            to: &b.act_attention,
+        };
+        attention.extend(attend(maker, step, heads, all)?);
+        let silu = silu(maker, step, &b.ffn_gate, &b.ffn_up, &b.act_ffn)?;
+        let mut product = |weight: &Weight, input: &Activations, to: &Buffer| {
+            let output = Output { step, to, width: weight.rows, first_row: 0, count_at: ROWS_AT };
+            Product::new(maker, weight, input, output)
+        };
+        Ok(RoundLayer {
+            before,
+            products: [
+                product(&l.attn_q, &b.act_hidden, &b.q)?,
+                product(&l.attn_k, &b.act_hidden, &b.k)?,
+                product(&l.attn_v, &b.act_hidden, &b.v)?,
+            ],
+            attention,
+            output: product(&l.attn_output, &b.act_attention, &b.projected)?,
+            between,
+            ffn: [
+                product(&l.ffn_gate, &b.act_hidden, &b.ffn_gate)?,
+                product(&l.ffn_up, &b.act_hidden, &b.ffn_up)?,
+            ],
+            silu,
+            down: product(&l.ffn_down, &b.act_ffn, &b.projected)?,
+        })
+    }
+}
+
+/// The norm of the round's residual stream, to which the product before is added.
+fn residual<'a>(
+    c: &DflashConfig,
+    b: &'a RoundBuffers,
+    p: Parts<'a>,
+    weight: &'a Buffer,
+    to: &'a Activations,
+) -> Norm<'a> {
+    Norm {
+        mode: Mode::Add,
+        width: c.hidden,
+        h: &b.h,
+        o: &b.projected,
+        post: &p.scratch.nothing,
+        weight,
+        to,
+        top: None,
+        eps: c.rms_eps,
+        post_eps: 0.0,
+    }
+}
+
+impl Drafter {
+    /// Runs the sequences from `first` on, as many as fit; the first that is left over. Proposals are in the list of top rows.
+    pub(crate) fn round(
+        &mut self,
+        target: Target<'_>,
+        batch: &DraftBatch,
+        first: usize,
+    ) -> Result<usize, WgpuError> {
+        let (shape, end, next) = self.data.fill_round(batch, first, &self.config)?;
+        let device = target.device;
+        self.data.upload(device, shape.rows, end)?;
+        let angles =
+            self.angles(batch.seqs()[first..next].iter().flat_map(|seq| seq.pos..=seq.pos + seq.proposals));
+        device.write(&self.round.angles, 0, bytemuck::cast_slice(&angles))?;
+        let Some((_, round)) = &self.calls else { return Ok(next) };
+        let counts = Counts { rows: shape.rows, parts: shape.parts[1] };
+        let mut recorder = device.recorder();
+        round.embed.iter().for_each(|call| call.record(&mut recorder, counts));
+        for layer in &round.layers {
+            layer.before.iter().for_each(|call| call.record(&mut recorder, counts));
+            layer.products.iter().for_each(|product| product.record(&mut recorder, counts));
+            layer.attention.iter().for_each(|call| call.record(&mut recorder, counts));
+            layer.output.record(&mut recorder, counts);
+            layer.between.iter().for_each(|call| call.record(&mut recorder, counts));
+            layer.ffn.iter().for_each(|product| product.record(&mut recorder, counts));
+            layer.silu.record(&mut recorder, counts);
+            layer.down.record(&mut recorder, counts);
+        }
+        device.submit(recorder)?;
+        Ok(next)
+    }
+
+    /// Logits of proposals `from .. from + count` of the round, and the best of each, copied to `staging`: ranks, then rows.
+    pub(crate) fn propose(
+        &self,
+        target: Target<'_>,
+        from: usize,
+        count: usize,
+        logits: bool,
+        staging: &Buffer,
+    ) -> Result<(), WgpuError> {
+        let Some((_, round)) = &self.calls else { return Ok(()) };
+        let (device, s) = (target.device, target.scratch);
+        self.data.upload_top(device, from, count)?;
+        let mut recorder = device.recorder();
+        let counts = Counts { rows: count as u32, parts: 1 };
+        round.top.iter().for_each(|call| call.record(&mut recorder, counts));
+        round.output.record(&mut recorder, counts);
+        round.logits.iter().for_each(|call| call.record(&mut recorder, counts));
+        recorder.copy(&s.chosen, 0, staging, 0, 8 * count as u64);
+        if logits {
+            let bytes = (4 * count * target.geometry.vocab) as u64;
+            recorder.copy(&s.logits, 0, staging, 8 * count as u64, bytes);
+        }
+        device.submit(recorder)
+    }
+}
