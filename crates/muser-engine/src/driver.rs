@@ -167,6 +167,8 @@ impl Driver {
         let stopping = self.shared.stopping.load(Ordering::SeqCst);
         self.scheduler.plan(now, stopping >= 2, &mut self.plan);
         self.note_plan(now);
+        // Whoever has just been admitted hears of it before a step that may be long.
+        self.transfers.tell_outlets(&mut self.scheduler.slots, &mut self.scheduler.memory);
         let steps = self.plan.has_step();
         // A block that is spilled to host memory must be so before somebody else writes into it.
         if self.plan.moves.is_empty() {
@@ -228,9 +230,10 @@ impl Driver {
         let env = Env { clock: &*self.clock, metrics: &self.shared.metrics };
         let executor = self.executor.as_mut();
         let Scheduler { slots, memory, .. } = &mut self.scheduler;
+        // Told first: what they ask for at once leaves now, while nothing is computed.
+        self.transfers.tell_outlets(slots, memory);
         let moved = self.transfers.pump(executor, slots, memory, self.last_step, env);
         self.transfers.offer_prompts(slots, memory);
-        self.transfers.tell_outlets(slots, memory);
         let limits = RoundLimits { positions: memory.config.most_positions, rows: memory.config.max_rows };
         self.draft.round(executor, slots, limits, &mut self.tools, env);
         moved

@@ -4,7 +4,11 @@ use std::sync::atomic::Ordering;
 
 use muser_kv::GroupStats;
 
-use crate::{SlotView, metrics::Metrics, scheduler::Scheduler, shared::Shared};
+use crate::{SlotView, metrics::Metrics, planner::Load, scheduler::Scheduler, shared::Shared};
+
+/// Rows of the steps whose rate is told, and the depth of deep ones.
+const RATE_ROWS: usize = 512;
+const DEEP: usize = 32_768;
 
 /// Writes down how things stand.
 pub(crate) fn publish(scheduler: &Scheduler, shared: &Shared) {
@@ -15,6 +19,13 @@ pub(crate) fn publish(scheduler: &Scheduler, shared: &Shared) {
     Metrics::set(&metrics.waiting, (scheduler.waiting().len() + shared.inbox.len() + aside) as u64);
     Metrics::set(&metrics.fetching, aside as u64);
     Metrics::set(&metrics.running, scheduler.slots.seated().count() as u64);
+    Metrics::set(&metrics.queued_rows, scheduler.queued_rows() as u64);
+    for (gauge, depth) in [(&metrics.prefill_rate, 0), (&metrics.deep_prefill_rate, DEEP)] {
+        let cost = &scheduler.cost;
+        let seconds = cost.expected(Load::of(RATE_ROWS, depth)).filter(|_| cost.knows_many());
+        let rate = seconds.map_or(0.0, |seconds| RATE_ROWS as f64 / seconds.max(1e-9));
+        Metrics::set(gauge, rate as u64);
+    }
     Metrics::set(&metrics.full_blocks_used, u64::from(stats.full.used));
     Metrics::set(&metrics.full_blocks_cached, u64::from(stats.full.cached));
     Metrics::set(&metrics.full_blocks_total, u64::from(stats.full.total));

@@ -203,6 +203,12 @@ metrics! {
     running,
     /// Sequences whose prefix is on its way from a source: they hold memory and no slot, and count as waiting (gauge).
     fetching,
+    /// Rows of prompts that wait to be computed (gauge).
+    queued_rows,
+    /// Rows of a prompt that a second computes at its beginning, by measured steps (gauge); 0 before the first.
+    prefill_rate,
+    /// The same behind 32,768 positions.
+    deep_prefill_rate,
     /// Blocks of the full group in use by sequences (gauge).
     full_blocks_used,
     /// Blocks of the full group kept for reuse (gauge).

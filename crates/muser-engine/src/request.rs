@@ -160,6 +160,9 @@ pub struct Request {
     /// penalties, sampler, stop watch, constraint) and come as no event. The text is the one that it would have been without the
     /// break, given the same seed. For one choice.
     pub written: Vec<u32>,
+    /// Most positions that are taken from what is known, in memory or from a source; `None` for all. What is known further is
+    /// computed again, to the same bits.
+    pub most_reused: Option<usize>,
     /// Hears how far the prompt is final, to give it away while the rest is computed. For one choice.
     pub outlet: Option<Box<dyn PrefixOutlet>>,
     /// It is computed for a peer: no other peer is asked for its prefix.
@@ -191,6 +194,7 @@ impl Request {
             deadline: None,
             cache: true,
             written: Vec::new(),
+            most_reused: None,
             outlet: None,
             for_peer: false,
             scope: CacheScope::EVERYBODY,

@@ -339,6 +339,11 @@ impl Scheduler {
         Arc::new(LocalPace::new(&self.cost, rows, ahead))
     }
 
+    /// Rows of prompts that are to be computed, of all requests.
+    pub(crate) fn queued_rows(&self) -> usize {
+        self.slots.running().chain(&self.waiting).map(Sequence::pending).filter(|&rows| rows > 1).sum()
+    }
+
     fn row_limits(&self, candidates: &[Candidate]) -> RowLimits {
         let config = &self.config;
         let (mut decoding, mut depth) = (Load::default(), 0);
@@ -381,6 +386,10 @@ impl Scheduler {
                 let mut rows = sequence.pending();
                 if sequence.prompt_rows_from().is_some() {
                     rows = rows.min(self.config.logit_rows);
+                }
+                if let Some(stop) = sequence.outlet.as_ref().and_then(|outlet| outlet.outlet.next_stop(depth))
+                {
+                    rows = rows.min(stop.saturating_sub(depth).max(1));
                 }
                 // Rows of a picture that are not there yet: others go on meanwhile.
                 Work::Prefill { ready: sequence.ready_until(depth + rows).saturating_sub(depth) }

@@ -36,6 +36,7 @@ pub(crate) struct Task {
     pub(crate) deadline: Option<Duration>,
     pub(crate) cache: bool,
     pub(crate) is_for_peer: bool,
+    pub(crate) most_reused: usize,
     pub(crate) scope: CacheScope,
     pub(crate) submitted_at: Duration,
     pub(crate) ring: Arc<Ring>,
@@ -120,6 +121,7 @@ impl Job {
                 && request.kind == RequestKind::Generate
                 && request.prompt_logprobs.is_none(),
             is_for_peer: request.for_peer,
+            most_reused: request.most_reused.unwrap_or(usize::MAX),
             scope: request.scope,
             submitted_at: now,
             ring,

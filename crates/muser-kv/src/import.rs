@@ -229,6 +229,15 @@ impl KvCache {
         Held { blocks }
     }
 
+    /// Lets the sliding blocks of a held prefix go.
+    pub fn unhold_sliding(&mut self, held: &mut Held) {
+        for block in &mut held.blocks {
+            if let Some(sliding) = block.sliding.take() {
+                self.sliding.drop_ref(sliding);
+            }
+        }
+    }
+
     /// Lets held blocks go.
     pub fn unhold(&mut self, held: Held) {
         for block in held.blocks {

@@ -129,7 +129,7 @@ impl Memory {
     ) -> bool {
         let (scope, cache) = (sequence.task.scope, sequence.task.cache);
         let text = &sequence.text;
-        let max_reuse = if cache { text.len() - 1 } else { 0 };
+        let max_reuse = if cache { reusable(sequence) } else { 0 };
         let most = self.config.most_positions.max(text.len());
         let capacity = text.capacity().min(most) + self.config.max_rows;
         if self.host.is_enabled() {
@@ -239,9 +239,17 @@ impl Memory {
 /// Prefixes on their way out.
 impl Memory {
     /// The sequence's blocks are held from now on, with `tail` the unfinished one too; `None` if it has none. Of each block:
-    /// is its sliding part held, too?
-    pub(crate) fn hold(&mut self, sequence: &Sequence, tail: bool) -> Option<(u64, Vec<bool>)> {
-        let held = self.kv.hold_sequence(sequence.blocks.kv()?, tail);
+    /// is its sliding part held, too? Without `windows` none is: that would keep what the window has left.
+    pub(crate) fn hold(
+        &mut self,
+        sequence: &Sequence,
+        tail: bool,
+        windows: bool,
+    ) -> Option<(u64, Vec<bool>)> {
+        let mut held = self.kv.hold_sequence(sequence.blocks.kv()?, tail);
+        if !windows {
+            self.kv.unhold_sliding(&mut held);
+        }
         if held.blocks.is_empty() {
             return None;
         }
@@ -275,6 +283,11 @@ impl Memory {
     }
 }
 
+/// Positions of a sequence that need not be computed, wherever they come from: the last one must be.
+fn reusable(sequence: &Sequence) -> usize {
+    (sequence.text.len() - 1).min(sequence.task.most_reused)
+}
+
 /// Prefixes on their way in.
 impl Memory {
     /// Makes the question that a new sequence has for the source, unless memory knows as much as a source could.
@@ -284,7 +297,7 @@ impl Memory {
         terms: QueryTerms,
         until: Duration,
     ) -> Option<PrefixQuery> {
-        let units = &sequence.text.units()[..sequence.text.len() - 1];
+        let units = &sequence.text.units()[..reusable(sequence)];
         if !sequence.task.cache || units.len() < BLOCK_LEN {
             return None;
         }
@@ -307,7 +320,7 @@ impl Memory {
         fetches: &mut Vec<Fetching>,
     ) -> Begun {
         let Some(found) = sequence.stored.found() else { return Begun::Nothing };
-        let units = &sequence.text.units()[..sequence.text.len() - 1];
+        let units = &sequence.text.units()[..reusable(sequence)];
         let scope = sequence.task.scope;
         let hashes = if self.host.is_enabled() { self.kv.chain_hashes(scope, units) } else { Vec::new() };
         let in_host = |group, index: usize| {
@@ -363,14 +376,16 @@ impl Memory {
 
     /// A fetch has brought everything: its prefix becomes known.
     pub(crate) fn finish_fetch(&mut self, sequence: &mut Sequence, now: Duration) -> Option<Brought> {
-        let Blocks::Fetching(restoring) = std::mem::take(&mut sequence.blocks) else { return None };
+        let Blocks::Fetching(mut restoring) = std::mem::take(&mut sequence.blocks) else { return None };
         let (positions, took) = (restoring.brings(), now.saturating_sub(restoring.began()));
         let task = &sequence.task;
         task.restored_tokens.fetch_add(positions as u32, Ordering::Relaxed);
         let handed = if restoring.cell.is_handed() { positions } else { 0 };
         task.handed_tokens.fetch_add(handed as u32, Ordering::Relaxed);
         task.restore_us.fetch_add(took.as_micros() as u64, Ordering::Relaxed);
-        self.kv.finish_import(restoring.into_import());
+        self.kv.finish_import(restoring.take_imported());
+        // Only now is the source told.
+        drop(restoring);
         Some(Brought { positions, handed, took })
     }
 }

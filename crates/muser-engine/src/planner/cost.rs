@@ -97,6 +97,11 @@ impl CostModel {
         below.map(|point| point.seconds * rows / point.rows)
     }
 
+    /// Have steps of many rows been measured? Those of few say nothing about the cost of many.
+    pub(crate) fn knows_many(&self) -> bool {
+        self.points[FEWEST_ROWS.ilog2() as usize - 1..].iter().any(Option::is_some)
+    }
+
     /// What a step is expected to take; `None` before anything was measured.
     pub(crate) fn expected(&self, load: Load) -> Option<f64> {
         Some(self.without_attention(load.rows as f64)? + self.attention * load.attended)
@@ -105,9 +110,7 @@ impl CostModel {
     /// Rows of prompts, behind `depth` positions, that fit into a step of `target` beside `beside`; at most `most`.
     pub(crate) fn rows_within(&self, target: Duration, beside: Load, depth: usize, most: usize) -> usize {
         let fewest = if beside.rows > 0 { FEWEST_BESIDE } else { FEWEST_ROWS };
-        // Steps of few rows say nothing about the cost of many.
-        let known = self.points[FEWEST_ROWS.ilog2() as usize - 1..].iter().any(Option::is_some);
-        let fit = if known {
+        let fit = if self.knows_many() {
             let fits = |rows: usize| {
                 let load = beside.and(Load::of(rows, depth));
                 self.expected(load).is_none_or(|seconds| seconds <= target.as_secs_f64())

@@ -86,8 +86,13 @@ pub(crate) struct DeliveryCell {
     alive: AtomicBool,
     /// What it brings a peer computed.
     handed: AtomicBool,
+    /// Who is told how it ended.
+    told: Mutex<Option<Told>>,
     engine: Thread,
 }
+
+/// Hears whether what was delivered is known now.
+type Told = Box<dyn FnOnce(bool) + Send>;
 
 impl DeliveryCell {
     /// Has the source said that it gets on? Asked once.
@@ -122,6 +127,14 @@ impl DeliveryCell {
         }
     }
 
+    /// It is over: what was delivered is known, or nobody wants it any more.
+    pub(crate) fn end(&self, imported: bool) {
+        self.cancel();
+        if let Some(tell) = lock(&self.told).take() {
+            tell(imported);
+        }
+    }
+
     fn note_arrival(&self) -> bool {
         self.to_come.fetch_sub(1, Ordering::Relaxed) <= 1
     }
@@ -152,6 +165,7 @@ impl Delivery {
             cancelled: AtomicBool::new(false),
             alive: AtomicBool::new(false),
             handed: AtomicBool::new(false),
+            told: Mutex::new(None),
             engine: std::thread::current(),
         });
         (Self(Arc::new(Closing(Arc::clone(&cell)))), cell)
@@ -175,6 +189,18 @@ impl Delivery {
     /// What is brought here a peer has computed for this request; it counts as handed over.
     pub fn note_handed(&self) {
         self.0.0.handed.store(true, Ordering::Relaxed);
+    }
+
+    /// `told` is called once, on the engine's thread (or here, if it is over already): with `true` when all blocks are there and
+    /// the prefix has become known, with `false` when the engine wants them no more. It returns at once.
+    pub fn on_end(&self, told: impl FnOnce(bool) + Send + 'static) {
+        let mut slot = lock(&self.0.0.told);
+        if self.is_cancelled() {
+            drop(slot);
+            told(false);
+        } else {
+            *slot = Some(Box::new(told));
+        }
     }
 
     pub(crate) fn add_place(&self, group: KvGroup, index: usize, block: Box<dyn LentBlock>) {

@@ -116,12 +116,23 @@ pub(crate) struct Restoring {
     last_progress: Duration,
     /// The executor refused a block.
     device_failed: bool,
+    /// Everything has come and is about to be known.
+    imported: bool,
 }
 
 impl Restoring {
     pub(crate) fn new(import: Import, cell: Arc<DeliveryCell>, known: usize, now: Duration) -> Self {
         let missing = import.blocks().collect();
-        Self { import, missing, cell, known, began: now, last_progress: now, device_failed: false }
+        Self {
+            import,
+            missing,
+            cell,
+            known,
+            began: now,
+            last_progress: now,
+            device_failed: false,
+            imported: false,
+        }
     }
 
     pub(crate) fn held_blocks(&self) -> (usize, usize) {
@@ -185,6 +196,12 @@ impl Restoring {
         self.cell.failure().or_else(|| slow.then_some((RestoreFailure::Slow, None))).map(Err)
     }
 
+    /// The import, all of which has come.
+    pub(crate) fn take_imported(&mut self) -> Import {
+        self.imported = true;
+        std::mem::take(&mut self.import)
+    }
+
     /// The import, to be ended; nothing more is taken in.
     pub(crate) fn into_import(mut self) -> Import {
         std::mem::take(&mut self.import)
@@ -193,7 +210,7 @@ impl Restoring {
 
 impl Drop for Restoring {
     fn drop(&mut self) {
-        self.cell.cancel();
+        self.cell.end(self.imported);
     }
 }
 

@@ -24,8 +24,11 @@ impl LocalPace {
         self.ahead
     }
 
-    /// What computing the positions from `from` to `to` takes, alone; `None` before anything was measured.
+    /// What computing the positions from `from` to `to` takes, alone; `None` before steps of prompts were measured.
     pub fn time(&self, from: usize, to: usize) -> Option<Duration> {
+        if !self.cost.knows_many() {
+            return None;
+        }
         let mut seconds = 0.0;
         let mut at = from;
         while at < to {

@@ -134,16 +134,25 @@ impl Transfers {
     /// Tells the outlet of a sequence, if it has one, how far that has come.
     pub(crate) fn tell_outlet(&self, sequence: &mut Sequence, memory: &mut Memory) {
         let end = sequence.computed();
-        let Some(outlet) = &sequence.outlet else { return };
-        if end <= outlet.told || sequence.blocks.awaits_copies() {
+        let Some(outlet) = &mut sequence.outlet else { return };
+        if sequence.blocks.kv().is_none() || sequence.blocks.awaits_copies() {
             return;
         }
-        let Some((hold, sliding)) = memory.hold(sequence, true) else { return };
+        if outlet.told.is_none() {
+            outlet.told = Some(0);
+            guard(|| outlet.outlet.admitted(end));
+        }
+        if outlet.told.is_some_and(|told| end <= told) {
+            return;
+        }
+        let is_stop = end > 0 && outlet.outlet.next_stop(end - 1) == Some(end);
+        let windows = is_stop || end == sequence.text.len();
+        let Some((hold, sliding)) = memory.hold(sequence, true, windows) else { return };
         let units = sequence.text.units()[..end].to_vec();
         let offer =
             PrefixOffer::new(sequence.task.scope, units, sliding, hold, Arc::downgrade(&self.exports));
         if let Some(outlet) = &mut sequence.outlet {
-            outlet.told = end;
+            outlet.told = Some(end);
             guard(|| outlet.outlet.grown(offer));
         }
     }
@@ -162,7 +171,7 @@ impl Transfers {
         if !sequence.task.cache || end < BLOCK_LEN || !sequence.offered.grows_to(end) {
             return;
         }
-        let Some((hold, sliding)) = memory.hold(sequence, tail) else { return };
+        let Some((hold, sliding)) = memory.hold(sequence, tail, true) else { return };
         let units = sequence.text.units()[..end.min(sliding.len() * BLOCK_LEN)].to_vec();
         let offer =
             PrefixOffer::new(sequence.task.scope, units, sliding, hold, Arc::downgrade(&self.exports));

@@ -340,6 +340,54 @@ fn who_has_all_of_it_or_none_decides_whether_the_other_is_asked() {
 #[derive(Clone, Default)]
 struct Kept(Arc<Mutex<Vec<PrefixOffer>>>);
 
+/// Has steps end at two places, and hears of its admission first.
+struct Stopping {
+    kept: Kept,
+    known: Option<usize>,
+}
+
+impl PrefixOutlet for Stopping {
+    fn admitted(&mut self, known: usize) {
+        assert!(self.known.replace(known).is_none(), "once");
+    }
+
+    fn next_stop(&self, computed: usize) -> Option<usize> {
+        [512, 900].into_iter().find(|&stop| stop > computed)
+    }
+
+    fn grown(&mut self, offer: PrefixOffer) {
+        assert_eq!(self.known, Some(0));
+        self.kept.grown(offer);
+    }
+}
+
+#[test]
+fn steps_end_where_an_outlet_wants_windows_and_those_are_there() {
+    let prompt = stem(1, 1500);
+    let config = EngineConfig { prefill_rows: 400, ..EngineConfig::default() };
+    let mut bench = bench(&config);
+    let kept = Kept::default();
+    let outlet = Box::new(Stopping { kept: kept.clone(), known: None });
+    let ask = Request { outlet: Some(outlet), ..request(prompt.clone(), 0) };
+    let mut submission = bench.submit(ask).expect("good");
+    bench.finish(&mut submission);
+    let offers = std::mem::take(&mut *kept.0.lock().expect("no panic"));
+    for end in [512, 900, 1500] {
+        let at_end = offers.iter().find(|offer| offer.units().len() == end);
+        let ends: Vec<_> = offers.iter().map(|offer| offer.units().len()).collect();
+        let offer = at_end.unwrap_or_else(|| panic!("no step ended at {end}: {ends:?}"));
+        for index in (end + 1 - WINDOW) / BLOCK_LEN..offer.blocks() {
+            assert!(offer.has(KvGroup::Sliding, index), "block {index} of the window before {end}");
+        }
+    }
+    for offer in offers.iter().filter(|offer| ![512, 900, 1500].contains(&offer.units().len())) {
+        assert!((0..offer.blocks()).all(|index| !offer.has(KvGroup::Sliding, index)));
+    }
+    drop(offers);
+    bench.run();
+    bench.assert_balanced();
+}
+
 impl PrefixOutlet for Kept {
     fn grown(&mut self, offer: PrefixOffer) {
         self.0.lock().expect("no panic").push(offer);
@@ -376,8 +424,12 @@ fn an_outlet_hears_of_a_prompt_while_it_is_computed() {
         let index = (offer.units().len() - 1) / BLOCK_LEN;
         let rows = offer.units().len() - index * BLOCK_LEN;
         for group in [KvGroup::Full, KvGroup::Sliding] {
-            let (early, late) = (bytes_of(&mut bench, offer, group, index), last.has(group, index));
-            if late {
+            if !offer.has(group, index) {
+                assert_eq!(group, KvGroup::Sliding);
+                continue;
+            }
+            let early = bytes_of(&mut bench, offer, group, index);
+            if last.has(group, index) {
                 let late = bytes_of(&mut bench, last, group, index);
                 assert_eq!(early[..rows * 8], late[..rows * 8]);
             }
@@ -395,6 +447,28 @@ fn an_outlet_hears_of_a_prompt_while_it_is_computed() {
     drop(offers);
     bench.run();
     bench.assert_balanced();
+}
+
+#[test]
+fn what_is_known_further_than_may_be_reused_is_computed_again() {
+    let prompt = stem(1, 1000);
+    let source = stored(&prompt);
+    let mut bench = bench_with(&source);
+    for (most, cached) in [(600, 512), (512, 512), (100, 0), (5000, 768)] {
+        let ask = Request { most_reused: Some(most), ..request(prompt.clone(), 3) };
+        let mut submission = bench.submit(ask).expect("good");
+        for _ in 0..6 {
+            bench.turn();
+            source.answer_all();
+            source.deliver_all();
+        }
+        let answer = bench.finish(&mut submission);
+        is_exact(&answer, &prompt, 3);
+        assert_eq!(answer.started().cached_tokens, cached, "{most}");
+        source.lock().offers.clear();
+        bench.run();
+        bench.driver.scheduler.memory.forget();
+    }
 }
 
 /// Ends with the twenty-fifth even token.

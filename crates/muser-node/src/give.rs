@@ -1,0 +1,261 @@
+//! One request of a peer, on a thread of its own: the engine computes, and what is final leaves.
+
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use muser_engine::{
+    Event, ExportError, PrefixOffer, PrefixOutlet, RequestError, SamplingParams, Submission, SubmitError,
+};
+use muser_handoff::{Ended, Outlet, Plan, RESUMPTION, Reason};
+use muser_kv::{BLOCK_LEN, CacheScope, KvGroup};
+
+use crate::producer::Seat;
+use crate::quotes::block_hashes;
+
+/// How often the thread looks whether anybody still wants it: a step of the engine is longer.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// What a peer asked for.
+pub(crate) struct Giving {
+    pub(crate) request: Arc<muser_handoff::Request>,
+    pub(crate) outlet: Arc<dyn Outlet>,
+    pub(crate) scope: CacheScope,
+    pub(crate) seat: Seat,
+}
+
+/// What the engine says.
+enum Said {
+    /// It begins to compute, and knows so many positions.
+    Admitted(usize),
+    Grown(PrefixOffer),
+    /// The transfer is over.
+    Over,
+}
+
+/// The engine's end.
+struct Hearing {
+    say: Sender<Said>,
+    stages: Vec<u32>,
+}
+
+impl PrefixOutlet for Hearing {
+    fn admitted(&mut self, known: usize) {
+        let _ = self.say.send(Said::Admitted(known));
+    }
+
+    fn next_stop(&self, computed: usize) -> Option<usize> {
+        self.stages.iter().map(|&stage| stage as usize).find(|&stage| stage > computed)
+    }
+
+    fn grown(&mut self, offer: PrefixOffer) {
+        let _ = self.say.send(Said::Grown(offer));
+    }
+}
+
+/// Gives a prefix away, to its end or until nobody wants it.
+pub(crate) fn give(giving: Giving) -> Ended {
+    let (say, hear) = channel();
+    let over = Mutex::new(say.clone());
+    giving.outlet.on_end(Box::new(move |_| {
+        let _ = over.lock().unwrap_or_else(PoisonError::into_inner).send(Said::Over);
+    }));
+    let hearing = Hearing { say, stages: giving.request.span.stages.clone() };
+    let submission = match submit(&giving, hearing) {
+        Ok(submission) => submission,
+        Err(reason) => {
+            giving.outlet.give_up(reason);
+            return Ended::Aborted(reason);
+        }
+    };
+    let plan = giving.outlet.plan();
+    let mut gives = Gives { giving, submission, buffer: Vec::new(), plan, began: Instant::now(), known: 0 };
+    match gives.begin().and_then(|()| gives.run(&hear)) {
+        Ok(()) => gives.wait_for_end(&hear),
+        Err(Ended::Lost) => {
+            gives.stay_for_a_while();
+            Ended::Lost
+        }
+        Err(ended) => ended,
+    }
+}
+
+/// Hands the prompt to the engine: it samples nothing, and comes after the clients.
+fn submit(giving: &Giving, hearing: Hearing) -> Result<Submission, Reason> {
+    let request = &giving.request;
+    let shared = &giving.seat.shared;
+    let urgency = i32::from(128u8.saturating_sub(request.priority).min(99));
+    let engine_request = muser_engine::Request {
+        max_tokens: Some(0),
+        sampling: SamplingParams::greedy(),
+        priority: shared.options.priority.saturating_add(urgency),
+        deadline: Some(Duration::from_millis(u64::from(request.budget_ms))),
+        outlet: Some(Box::new(hearing)),
+        // Stages are given with their windows, so they are computed even where more is known.
+        most_reused: request.span.stages.first().map(|&stage| stage as usize),
+        for_peer: true,
+        scope: giving.scope,
+        ..muser_engine::Request::new(request.ids.to_vec(), Vec::new())
+    };
+    shared.engine.submit(engine_request).map_err(|error| match error {
+        SubmitError::QueueFull { .. } => Reason::Busy,
+        SubmitError::ShuttingDown => Reason::Draining,
+        SubmitError::ContextLength { .. } | SubmitError::Capacity { .. } => Reason::TooLong,
+        _ => Reason::Refused,
+    })
+}
+
+struct Gives {
+    giving: Giving,
+    submission: Submission,
+    buffer: Vec<u8>,
+    plan: Arc<Plan>,
+    began: Instant,
+    /// Positions that needed no computing.
+    known: usize,
+}
+
+impl Gives {
+    fn outlet(&self) -> &dyn Outlet {
+        &*self.giving.outlet
+    }
+
+    fn cut(&self) -> usize {
+        self.giving.request.ids.len()
+    }
+
+    /// Until the last block has been given.
+    fn run(&mut self, hear: &Receiver<Said>) -> Result<(), Ended> {
+        loop {
+            self.look()?;
+            match hear.recv_timeout(LOOK) {
+                Ok(Said::Admitted(known)) => self.note_admitted(known),
+                Ok(Said::Grown(offer)) => {
+                    // Of several that wait, each ends where a stage may: none is left out.
+                    if self.grow(&offer)? {
+                        return Ok(());
+                    }
+                }
+                Ok(Said::Over) | Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return Err(self.give_up(Reason::Internal)),
+            }
+        }
+    }
+
+    /// Is it still wanted, and does the engine still compute it?
+    fn look(&mut self) -> Result<(), Ended> {
+        if let Some(ended) = self.outlet().ended() {
+            return Err(ended);
+        }
+        if self.giving.seat.replaced.load(Ordering::Relaxed) {
+            return Err(self.give_up(Reason::Cancelled));
+        }
+        match self.submission.try_recv() {
+            Some(Event::Failed(error)) => {
+                let reason = match error {
+                    RequestError::Device(_) | RequestError::NotFinite { .. } => Reason::Device,
+                    RequestError::ShutDown => Reason::Draining,
+                    RequestError::Capacity { .. } => Reason::Gone,
+                    RequestError::QueueTimeout { .. } => Reason::Busy,
+                    _ => Reason::Internal,
+                };
+                Err(self.give_up(reason))
+            }
+            Some(Event::Finished(finished)) => match finished.reason {
+                muser_engine::FinishReason::Deadline => Err(self.give_up(Reason::Late)),
+                muser_engine::FinishReason::Cancelled => Err(self.give_up(Reason::Draining)),
+                _ => Ok(()),
+            },
+            _ => Ok(()),
+        }
+    }
+
+    fn give_up(&self, reason: Reason) -> Ended {
+        self.outlet().give_up(reason);
+        Ended::Aborted(reason)
+    }
+
+    /// Admits the request before the engine has a place for it: a queue is no silence.
+    fn begin(&self) -> Result<(), Ended> {
+        self.outlet().begin(&self.giving.request.span.stages)?;
+        self.progress(0);
+        Ok(())
+    }
+
+    fn note_admitted(&mut self, known: usize) {
+        self.known = known;
+        self.began = Instant::now();
+        self.progress(known);
+    }
+
+    fn progress(&self, rows: usize) {
+        let left = (self.cut() - rows.min(self.cut())) as u64;
+        let by_figures = self.giving.seat.shared.time(left, rows as u64);
+        // By this prompt's own pace where there are no figures.
+        let computed = rows.saturating_sub(self.known);
+        let own = (computed > 0).then(|| self.began.elapsed().mul_f64(left as f64 / computed as f64));
+        self.outlet().progress(rows as u32, by_figures.or(own));
+    }
+
+    /// Gives what has become final; `true` when all of it has been given.
+    fn grow(&mut self, offer: &PrefixOffer) -> Result<bool, Ended> {
+        let end = offer.units().len();
+        let plan = Arc::clone(&self.plan);
+        self.progress(end);
+        let cut = self.cut();
+        let is_boundary = end == cut || plan.span().stages.contains(&(end as u32));
+        let needed = is_boundary.then(|| plan.needed_at(end as u32));
+        for (group, block) in plan.blocks() {
+            let whole = (block as usize + 1) * BLOCK_LEN <= end;
+            let final_now = match group {
+                KvGroup::Full => whole || end == cut,
+                // Windows leave at their boundary: of those between, most would never be asked for.
+                KvGroup::Sliding => {
+                    needed.as_ref().is_some_and(|needed| needed.contains(plan.block(group, block).start))
+                }
+            };
+            if final_now && self.outlet().lacks(group, block) {
+                self.give_block(offer, group, block)?;
+            }
+        }
+        if end == cut {
+            let shared = &self.giving.seat.shared;
+            shared.remember(block_hashes(&shared.facts.identity, &self.giving.request.ids));
+        }
+        Ok(end == cut)
+    }
+
+    fn give_block(&mut self, offer: &PrefixOffer, group: KvGroup, block: u32) -> Result<(), Ended> {
+        let buffer = std::mem::take(&mut self.buffer);
+        let (bytes, result) = offer.copy_out_blocking(group, block as usize, buffer);
+        self.buffer = bytes;
+        match result {
+            Ok(()) => self.outlet().block(group, block, &self.buffer),
+            Err(ExportError::Gone) => Err(self.give_up(Reason::Gone)),
+            Err(ExportError::Device) => Err(self.give_up(Reason::Device)),
+            Err(ExportError::Stopped) => Err(self.give_up(Reason::Draining)),
+        }
+    }
+
+    /// The consumer has everything, and says so when it has installed it.
+    fn wait_for_end(&self, hear: &Receiver<Said>) -> Ended {
+        loop {
+            if let Some(ended) = self.outlet().ended() {
+                return ended;
+            }
+            let _ = hear.recv_timeout(Duration::from_secs(1));
+        }
+    }
+
+    /// The consumer's connection is lost: what is being computed goes on for a while, in case it asks again.
+    fn stay_for_a_while(&mut self) {
+        let until = Instant::now() + RESUMPTION;
+        while Instant::now() < until && !self.giving.seat.replaced.load(Ordering::Relaxed) {
+            let event = self.submission.recv_timeout(LOOK);
+            if matches!(event, Ok(None | Some(Event::Finished(_) | Event::Failed(_)))) {
+                return;
+            }
+        }
+    }
+}
