@@ -27,6 +27,9 @@ pub const WINDOW_BYTES: u64 = 64 << 20;
 /// How often each side of a transfer gives a sign of life.
 pub const SIGN_OF_LIFE: Duration = Duration::from_millis(500);
 
+/// How long after SEAL, or the last chunk, a stream may keep what the others have overtaken.
+const MISSING: Duration = Duration::from_secs(3);
+
 /// What follows for the sink.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
@@ -422,16 +425,8 @@ impl Consumer {
         if now >= self.deadline {
             return self.abort(Reason::Late, FetchEnd::Late);
         }
-        let missing = self
-            .running
-            .as_ref()
-            .filter(|running| running.sealed.is_some())
-            .and_then(|running| running.boundaries.last().map(|cut| cut.left).filter(|&left| left > 0));
-        // Streams do not drop anything: what has not come by now was not sent.
-        if let Some(found) = missing
-            && now.saturating_sub(self.chunk_came) > SILENCE
-        {
-            return self.refuse(Refusal::Missing { found });
+        if let Some(refusal) = self.missing() {
+            return self.refuse(refusal);
         }
         if now.saturating_sub(self.heard) > SILENCE {
             return self.abort(Reason::Silent, FetchEnd::Silent);
@@ -440,6 +435,14 @@ impl Consumer {
             return self.say(now);
         }
         Vec::new()
+    }
+
+    /// Chunks that will not come any more: SEAL has come and the producer is heard, but not of them.
+    fn missing(&self) -> Option<Refusal> {
+        let running = self.running.as_ref().filter(|running| running.sealed.is_some())?;
+        let found = running.boundaries.last().map_or(0, |cut| cut.left);
+        let is_heard = self.heard.saturating_sub(self.chunk_came) > MISSING;
+        (found > 0 && running.under_way.is_empty() && is_heard).then_some(Refusal::Missing { found })
     }
 
     fn abort(&mut self, reason: Reason, end: FetchEnd) -> Vec<Step> {

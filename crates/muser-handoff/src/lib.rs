@@ -15,23 +15,37 @@
 //! Nothing unsolicited is ever taken: a frame belongs to a transfer that was asked for with a fresh nonce, on this connection,
 //! and is not over. So there is no ledger of what was seen. The format is `docs/formats/handoff.md`.
 
+mod conn;
 pub mod consumer;
+mod dial;
 mod digest;
 mod encode;
+mod enrol;
+mod error;
 pub mod frame;
 mod ids;
 pub mod link;
+mod node;
 mod peers;
 mod plan;
 mod planes;
+mod private;
 pub mod producer;
 mod ranges;
 mod refusal;
+mod registry;
+mod secret;
 mod series;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+mod tls;
 
 pub use digest::{SeriesKey, prefix_digest};
+pub use enrol::{CODE_TIME, Code, add, invite};
+pub use error::NodeError;
 pub use frame::{Hello, Load, Part, Quote, Quoted, Reason, Request};
 pub use ids::{Digest, NodeKey, Nonce, TransferId};
+pub use node::{Node, NodeConfig, NodeFigures, known_names};
 pub use peers::{
     Answer, Ended, Facts, Fetch, FetchEnd, Fetching, Fit, Limits, Outlet, Peer, PeerState, Peers, RESUMPTION,
     SILENCE, Serving, Sink,
@@ -40,7 +54,10 @@ pub use plan::{MAX_POSITIONS, MAX_STAGES, Place, Plan, Span};
 pub use planes::{Component, MAX_CHUNK_BYTES, Plane, Planes};
 pub use ranges::{MAX_RANGES, RangeSet};
 pub use refusal::{Refusal, Refusals};
+pub use registry::{Entry, Registry, Rights, check_address};
+pub use secret::{Secret, Secrets};
 pub use series::{Series, Wanted};
+pub use tls::{ALPN, ENROL_ALPN};
 
 #[cfg(test)]
 mod tests;

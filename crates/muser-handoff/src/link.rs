@@ -11,7 +11,7 @@ use crate::frame::{Abort, ChunkHead, Frame, Hello, Kind, Load, Quote, Quoted, Re
 use crate::ids::TransferId;
 use crate::peers::{Ended, Facts, Fetch, FetchEnd, Limits, SILENCE};
 use crate::producer::{Move, Producer};
-use crate::{Nonce, Refusal, Series};
+use crate::{Nonce, Plan, Refusal, Series};
 
 /// Transfers that may go on at once in one direction, whatever a peer's limit says.
 pub(crate) const MOST_TRANSFERS: u16 = 64;
@@ -38,7 +38,7 @@ pub enum Doing {
     /// A transfer that this side takes is over.
     Over(TransferId, Box<Series>, FetchEnd),
     /// A request that may be asked.
-    Serve(TransferId, Arc<Request>),
+    Serve(TransferId, Arc<Request>, Arc<Plan>),
     /// A transfer that this side gives is over.
     Ended(TransferId, Ended),
     /// There may be credit again.
@@ -234,8 +234,9 @@ impl Link {
         let facts = &self.facts;
         match Producer::new(Arc::clone(&request), &facts.planes, &facts.identity, &facts.draft, now) {
             Ok(producer) => {
+                let plan = Arc::clone(producer.plan());
                 self.producers.insert(transfer, producer);
-                vec![Doing::Serve(transfer, request)]
+                vec![Doing::Serve(transfer, request, plan)]
             }
             Err(Refusal::Identity) => {
                 [Doing::Refused(Refusal::Identity)].into_iter().chain(refuse(Reason::Unlike)).collect()

@@ -1,4 +1,4 @@
-//! What the engine's side and the transport are to each other. The transport (`Node`) has [`Peers`]; whoever glues an
+//! What the engine's side and the transport are to each other. The transport ([`crate::Node`]) has [`Peers`]; whoever glues an
 //! engine to it implements [`Serving`] (to give) and [`Sink`] (to take).
 
 use std::sync::Arc;
@@ -295,6 +295,8 @@ pub trait Fetching: Send + Sync {
 pub struct PeerState {
     /// Who it is.
     pub peer: Peer,
+    /// Where it can be reached; `None`: it dials us.
+    pub address: Option<String>,
     /// May it ask us to read prompts?
     pub may_prefill: bool,
     /// Is there a connection?

@@ -245,6 +245,17 @@ impl Plan {
         })
     }
 
+    /// Chunks of one layer of a block; none if the prefix does not need it.
+    pub fn layer_chunks(&self, group: KvGroup, block: u32, component: Component, layer: u16) -> Range<u32> {
+        let rows = self.block_rows(group, block) as u16;
+        let Some(chunk_rows) = self.planes.plane(group, component).map(|plane| plane.chunk_rows() as u16)
+        else {
+            return 0..0;
+        };
+        let place = Place { group, block, component, layer, first_row: 0, rows: rows.min(chunk_rows) };
+        self.number(&place).map_or(0..0, |first| first..first + u32::from(rows.div_ceil(chunk_rows)))
+    }
+
     /// Positions of a block that belong to the prefix; 0 if it does not need the block.
     pub fn block_rows(&self, group: KvGroup, block: u32) -> usize {
         let run = self.runs.iter().find(|run| run.group == group && run.blocks.contains(&block));

@@ -197,6 +197,14 @@ impl Producer {
         Wants::Rows
     }
 
+    /// The rows that [`Producer::wants`] promised credit for are not given yet.
+    pub fn unpromise(&mut self, number: u32) {
+        let bytes = self.plan.place(number).map_or(0, |place| self.plan.payload_bytes(&place) as u64);
+        if let Some(running) = &mut self.running {
+            running.promised -= bytes;
+        }
+    }
+
     /// Does a block have chunks of which something must be given?
     pub fn lacks(&self, chunks: std::ops::Range<u32>) -> bool {
         let (None, Some(running)) = (self.ended, &self.running) else { return false };

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use super::{Memory, assert_complete, fetch_of, give, links, refusals, sends, series, take};
 use crate::consumer::Event;
-use crate::frame::{Begin, ChunkHead, Frame};
+use crate::frame::{Begin, ChunkHead, Frame, Progress};
 use crate::link::{Doing, Link};
 use crate::{FetchEnd, Nonce, Plan, RangeSet, Series, TransferId};
 
@@ -93,7 +93,10 @@ impl Bench {
 
     /// Long after SEAL.
     fn wait(&mut self) {
-        let doing = self.consumer.tick(Duration::from_secs(3));
+        let later = Duration::from_secs(4);
+        let sign = Frame::Progress(Progress::Producer { transfer: self.transfer, rows: 1, rest_ms: None });
+        let mut doing = self.consumer.frame(sign, later);
+        doing.extend(self.consumer.tick(later));
         self.did(&doing);
     }
 

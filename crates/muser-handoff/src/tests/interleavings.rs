@@ -100,7 +100,7 @@ impl World {
         self.to_consumer.extend(sends(&doing));
         for one in doing {
             match one {
-                Doing::Serve(transfer, _) => {
+                Doing::Serve(transfer, ..) => {
                     let begun = self.producer.with_producer(transfer, |producer| {
                         producer.begin(&[256], Nonce([2; 16]), Duration::ZERO)
                     });

@@ -4,6 +4,8 @@ mod codec;
 mod deliveries;
 mod interleavings;
 mod malformed;
+mod network;
+mod papers;
 mod sets;
 
 use std::collections::BTreeMap;
