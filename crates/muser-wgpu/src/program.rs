@@ -58,23 +58,86 @@ impl Heads {
     }
 }
 
-/// Calls of a layer.
-struct Layer {
-    before: Vec<Call>,
-    products: Vec<Product>,
+/// A product: matrix, its input, where its output goes.
+pub(crate) type Multiply<'a> = (&'a Weight, &'a Activations, &'a Buffer);
+
+/// What a layer is made of.
+pub(crate) struct BlockParts<'a> {
+    pub(crate) step: &'a Buffer,
+    pub(crate) factors: &'a Buffer,
+    pub(crate) sink: &'a Buffer,
+    pub(crate) heads: Heads,
+    /// Norms before attention and before the feed-forward part.
+    pub(crate) norms: [Norm<'a>; 2],
+    pub(crate) inputs: &'a [Multiply<'a>],
+    pub(crate) query: Store<'a>,
+    /// K and V go there, from there.
+    pub(crate) kv: (&'a Buffer, &'a Buffer, &'a Buffer),
+    pub(crate) k_norm: &'a Buffer,
+    pub(crate) attend: Attend<'a>,
+    pub(crate) output: Multiply<'a>,
+    /// Gate, up, down.
+    pub(crate) ffn: [Multiply<'a>; 3],
+}
+
+/// Calls of a layer, of a model or of a draft.
+pub(crate) struct Block {
+    before: [Call; 2],
+    inputs: Vec<Product>,
     attention: Vec<Call>,
     output: Product,
-    between: Vec<Call>,
+    between: [Call; 2],
     ffn: Vec<Product>,
     silu: Call,
     down: Product,
-    sliding: bool,
+}
+
+impl Block {
+    pub(crate) fn new(maker: &mut Maker<'_>, b: &BlockParts<'_>) -> Result<Self, WgpuError> {
+        let norm = |maker: &mut Maker<'_>, n| norm(maker, b.step, b.factors, b.sink, n);
+        let product = |maker: &mut Maker<'_>, (weight, input, to): Multiply<'_>| {
+            let output = Output { step: b.step, to, width: weight.rows, first_row: 0, count_at: ROWS_AT };
+            Product::new(maker, weight, input, output)
+        };
+        let (k, v, to) = b.kv;
+        let key = Store { kind: Kind::Key, part: k, weight: b.k_norm, to, factors: b.sink, ..b.query };
+        let value = Store { kind: Kind::Value, part: v, ..key };
+        let mut attention = Vec::new();
+        for one in [b.query, key, value] {
+            attention.push(store(maker, b.step, b.heads, one)?);
+        }
+        attention.extend(attend(maker, b.step, b.heads, b.attend)?);
+        let [gate, up, down] = b.ffn;
+        Ok(Self {
+            before: norm(maker, b.norms[0])?,
+            inputs: b.inputs.iter().map(|one| product(maker, *one)).collect::<Result<_, _>>()?,
+            attention,
+            output: product(maker, b.output)?,
+            between: norm(maker, b.norms[1])?,
+            ffn: vec![product(maker, gate)?, product(maker, up)?],
+            silu: silu(maker, b.step, gate.2, up.2, down.1)?,
+            down: product(maker, down)?,
+        })
+    }
+
+    /// `tap` comes when the residual stream is up to date.
+    pub(crate) fn record(&self, recorder: &mut Recorder, counts: Counts, tap: impl FnOnce(&mut Recorder)) {
+        self.before.iter().for_each(|call| call.record(recorder, counts));
+        tap(recorder);
+        self.inputs.iter().for_each(|product| product.record(recorder, counts));
+        self.attention.iter().for_each(|call| call.record(recorder, counts));
+        self.output.record(recorder, counts);
+        self.between.iter().for_each(|call| call.record(recorder, counts));
+        self.ffn.iter().for_each(|product| product.record(recorder, counts));
+        self.silu.record(recorder, counts);
+        self.down.record(recorder, counts);
+    }
 }
 
 /// All calls of a step.
 pub(crate) struct Program {
     embed: Vec<Call>,
-    layers: Vec<Layer>,
+    layers: Vec<(Block, bool)>,
     /// Norm, vocabulary matrix, logits of top rows.
     top: Vec<Call>,
     output: Product,
@@ -389,13 +452,13 @@ impl Program {
         Ok([sums, maker.call(&source, &[g.hidden as u32], &views, grid)?])
     }
 
-    fn layer(maker: &mut Maker<'_>, p: Parts<'_>, index: usize) -> Result<Layer, WgpuError> {
-        let (g, s, step) = (p.geometry, p.scratch, &p.step.device);
-        let (l, kv) = (&p.weights.layers[index], &p.kv[index]);
+    fn layer(maker: &mut Maker<'_>, p: Parts<'_>, index: usize) -> Result<(Block, bool), WgpuError> {
+        let (g, s, kv) = (p.geometry, p.scratch, &p.kv[index]);
+        let l = &p.weights.layers[index];
         let before: Option<&LayerOnDevice> = index.checked_sub(1).map(|at| &p.weights.layers[at]);
         let sliding = g.sliding[index];
-        let base = Norm {
-            mode: Mode::Residual,
+        let first = Norm {
+            mode: if index == 0 { Mode::Plain } else { Mode::Residual },
             width: g.hidden,
             h: &s.h,
             o: &s.projected,
@@ -406,68 +469,53 @@ impl Program {
             eps: g.rms_eps,
             post_eps: g.post_norm_eps,
         };
-        let first = Norm { mode: if index == 0 { Mode::Plain } else { Mode::Residual }, ..base };
-        let before = norm(maker, step, &s.factors, &s.sink, first)?;
-        let mut product = |weight: &Weight, input: &Activations, to: &Buffer| {
-            let output = Output { step, to, width: weight.rows, first_row: 0, count_at: ROWS_AT };
-            Product::new(maker, weight, input, output)
+        let second =
+            Norm { mode: Mode::Residual, post: &l.post_attention_norm, weight: &l.ffn_norm, ..first };
+        let parts = BlockParts {
+            step: &p.step.device,
+            factors: &s.factors,
+            sink: &s.sink,
+            heads: Heads::of(g, p.digits),
+            norms: [first, second],
+            inputs: &[
+                (&l.attn_q, &s.act_hidden, &s.q),
+                (&l.attn_k, &s.act_hidden, &s.k),
+                (&l.attn_v, &s.act_hidden, &s.v),
+                (&l.attn_gate, &s.act_hidden, &s.gate),
+            ],
+            query: Store {
+                kind: Kind::Query,
+                rotation: if sliding { Rotation::Pairs } else { Rotation::None },
+                part: &s.q,
+                weight: &l.q_norm,
+                angles: &s.angles,
+                to: &s.queries,
+                factors: &s.query_factors,
+                slot: if sliding { 3 } else { 2 },
+                blank: false,
+            },
+            kv: (&s.k, &s.v, kv),
+            k_norm: &l.k_norm,
+            attend: Attend {
+                queries: &s.queries,
+                factors: &s.query_factors,
+                kv,
+                own: None,
+                nothing: &s.nothing,
+                part_o: &s.part_o,
+                part_l: &s.part_l,
+                gate: Some(&s.gate),
+                sliding,
+                to: &s.act_attention,
+            },
+            output: (&l.attn_output, &s.act_attention, &s.projected),
+            ffn: [
+                (&l.ffn_gate, &s.act_hidden, &s.ffn_gate),
+                (&l.ffn_up, &s.act_hidden, &s.ffn_up),
+                (&l.ffn_down, &s.act_ffn, &s.projected),
+            ],
         };
-        let products = vec![
-            product(&l.attn_q, &s.act_hidden, &s.q)?,
-            product(&l.attn_k, &s.act_hidden, &s.k)?,
-            product(&l.attn_v, &s.act_hidden, &s.v)?,
-            product(&l.attn_gate, &s.act_hidden, &s.gate)?,
-        ];
-        let output = product(&l.attn_output, &s.act_attention, &s.projected)?;
-        let ffn = vec![
-            product(&l.ffn_gate, &s.act_hidden, &s.ffn_gate)?,
-            product(&l.ffn_up, &s.act_hidden, &s.ffn_up)?,
-        ];
-        let down = product(&l.ffn_down, &s.act_ffn, &s.projected)?;
-        let heads = Heads::of(g, p.digits);
-        let query = Store {
-            kind: Kind::Query,
-            rotation: if sliding { Rotation::Pairs } else { Rotation::None },
-            part: &s.q,
-            weight: &l.q_norm,
-            angles: &s.angles,
-            to: &s.queries,
-            factors: &s.query_factors,
-            slot: if sliding { 3 } else { 2 },
-            blank: false,
-        };
-        let nowhere = Store { to: kv, factors: &s.sink, ..query };
-        let key = Store { kind: Kind::Key, part: &s.k, weight: &l.k_norm, ..nowhere };
-        let value = Store { kind: Kind::Value, part: &s.v, weight: &l.k_norm, ..nowhere };
-        let mut attention = Vec::new();
-        for one in [query, key, value] {
-            attention.push(store(maker, step, heads, one)?);
-        }
-        let attend_all = Attend {
-            queries: &s.queries,
-            factors: &s.query_factors,
-            kv,
-            own: None,
-            nothing: &s.nothing,
-            part_o: &s.part_o,
-            part_l: &s.part_l,
-            gate: Some(&s.gate),
-            sliding,
-            to: &s.act_attention,
-        };
-        attention.extend(attend(maker, step, heads, attend_all)?);
-        let ffn_norm = Norm { post: &l.post_attention_norm, weight: &l.ffn_norm, ..base };
-        Ok(Layer {
-            before: before.into(),
-            products,
-            attention,
-            output,
-            between: norm(maker, step, &s.factors, &s.sink, ffn_norm)?.into(),
-            ffn,
-            silu: silu(maker, step, &s.ffn_gate, &s.ffn_up, &s.act_ffn)?,
-            down,
-            sliding,
-        })
+        Ok((Block::new(maker, &parts)?, sliding))
     }
 
     pub(crate) fn embed(&self, recorder: &mut Recorder, rows: u32) {
@@ -483,17 +531,8 @@ impl Program {
         parts: [u32; 2],
         tap: impl FnOnce(&mut Recorder),
     ) {
-        let layer = &self.layers[index];
-        let counts = Counts { rows, parts: parts[usize::from(layer.sliding)] };
-        layer.before.iter().for_each(|call| call.record(recorder, counts));
-        tap(recorder);
-        layer.products.iter().for_each(|product| product.record(recorder, counts));
-        layer.attention.iter().for_each(|call| call.record(recorder, counts));
-        layer.output.record(recorder, counts);
-        layer.between.iter().for_each(|call| call.record(recorder, counts));
-        layer.ffn.iter().for_each(|product| product.record(recorder, counts));
-        layer.silu.record(recorder, counts);
-        layer.down.record(recorder, counts);
+        let (block, sliding) = &self.layers[index];
+        block.record(recorder, Counts { rows, parts: parts[usize::from(*sliding)] }, tap);
     }
 
     /// Final norm and logits of `count` top rows; `logits`: are they wanted?

@@ -15,9 +15,9 @@ use crate::call::{Call, Counts, Maker};
 use crate::device::{Buffer, Device};
 use crate::products::{Output, Product};
 use crate::program::{
-    Attend, Kind, Mode, Norm, Parts, Rotation, Store, attend, embed, logits, norm, silu, store,
+    Attend, Block, BlockParts, Kind, Mode, Norm, Parts, Rotation, Store, embed, logits, norm,
 };
-use crate::step_data::{ROWS_AT, TOP_AT, most_parts};
+use crate::step_data::{TOP_AT, most_parts};
 use crate::weights::Weight;
 
 /// Working memory of a round's rows.
@@ -87,21 +87,10 @@ impl RoundBuffers {
 /// Calls of a round.
 pub(super) struct Round {
     embed: Vec<Call>,
-    layers: Vec<RoundLayer>,
+    layers: Vec<Block>,
     top: [Call; 2],
     output: Product,
     logits: Vec<Call>,
-}
-
-struct RoundLayer {
-    before: [Call; 2],
-    products: [Product; 3],
-    attention: Vec<Call>,
-    output: Product,
-    between: [Call; 2],
-    ffn: [Product; 2],
-    silu: Call,
-    down: Product,
 }
 
 impl Round {
@@ -138,67 +127,56 @@ impl Round {
         p: Parts<'_>,
         index: usize,
         kv: &Buffer,
-    ) -> Result<RoundLayer, WgpuError> {
+    ) -> Result<Block, WgpuError> {
         let (c, l, b, s) = (&drafter.config, &drafter.weights.layers[index], &drafter.round, p.scratch);
-        let (step, heads) = (&drafter.data.device, drafter.heads());
         let added = residual(c, b, p, &l.attn_norm, &b.act_hidden);
-        let first = Norm { mode: if index == 0 { Mode::Plain } else { Mode::Add }, ..added };
-        let before = norm(maker, step, &b.factors, &s.sink, first)?;
-        let between = Norm { weight: &l.ffn_norm, ..added };
-        let between = norm(maker, step, &b.factors, &s.sink, between)?;
-        let query = Store {
-            kind: Kind::Query,
-            rotation: Rotation::Halves,
-            part: &b.q,
-            weight: &l.q_norm,
-            angles: &b.angles,
-            to: &b.queries,
-            factors: &b.query_factors,
-            slot: 2,
-            blank: false,
-        };
-        let key =
-            Store { kind: Kind::Key, part: &b.k, weight: &l.k_norm, to: &b.own, factors: &s.sink, ..query };
-        let value = Store { kind: Kind::Value, part: &b.v, ..key };
-        let mut attention = Vec::new();
-        for one in [query, key, value] {
-            attention.push(store(maker, step, heads, one)?);
-        }
-        let all = Attend {
-            queries: &b.queries,
-            factors: &b.query_factors,
-            kv,
-            own: Some(&b.own),
-            nothing: &s.nothing,
-            part_o: &b.part_o,
-            part_l: &b.part_l,
-            gate: None,
-            sliding: true,
-            to: &b.act_attention,
-        };
-        attention.extend(attend(maker, step, heads, all)?);
-        let silu = silu(maker, step, &b.ffn_gate, &b.ffn_up, &b.act_ffn)?;
-        let mut product = |weight: &Weight, input: &Activations, to: &Buffer| {
-            let output = Output { step, to, width: weight.rows, first_row: 0, count_at: ROWS_AT };
-            Product::new(maker, weight, input, output)
-        };
-        Ok(RoundLayer {
-            before,
-            products: [
-                product(&l.attn_q, &b.act_hidden, &b.q)?,
-                product(&l.attn_k, &b.act_hidden, &b.k)?,
-                product(&l.attn_v, &b.act_hidden, &b.v)?,
+        let parts = BlockParts {
+            step: &drafter.data.device,
+            factors: &b.factors,
+            sink: &s.sink,
+            heads: drafter.heads(),
+            norms: [
+                Norm { mode: if index == 0 { Mode::Plain } else { Mode::Add }, ..added },
+                Norm { weight: &l.ffn_norm, ..added },
             ],
-            attention,
-            output: product(&l.attn_output, &b.act_attention, &b.projected)?,
-            between,
+            inputs: &[
+                (&l.attn_q, &b.act_hidden, &b.q),
+                (&l.attn_k, &b.act_hidden, &b.k),
+                (&l.attn_v, &b.act_hidden, &b.v),
+            ],
+            query: Store {
+                kind: Kind::Query,
+                rotation: Rotation::Halves,
+                part: &b.q,
+                weight: &l.q_norm,
+                angles: &b.angles,
+                to: &b.queries,
+                factors: &b.query_factors,
+                slot: 2,
+                blank: false,
+            },
+            kv: (&b.k, &b.v, &b.own),
+            k_norm: &l.k_norm,
+            attend: Attend {
+                queries: &b.queries,
+                factors: &b.query_factors,
+                kv,
+                own: Some(&b.own),
+                nothing: &s.nothing,
+                part_o: &b.part_o,
+                part_l: &b.part_l,
+                gate: None,
+                sliding: true,
+                to: &b.act_attention,
+            },
+            output: (&l.attn_output, &b.act_attention, &b.projected),
             ffn: [
-                product(&l.ffn_gate, &b.act_hidden, &b.ffn_gate)?,
-                product(&l.ffn_up, &b.act_hidden, &b.ffn_up)?,
+                (&l.ffn_gate, &b.act_hidden, &b.ffn_gate),
+                (&l.ffn_up, &b.act_hidden, &b.ffn_up),
+                (&l.ffn_down, &b.act_ffn, &b.projected),
             ],
-            silu,
-            down: product(&l.ffn_down, &b.act_ffn, &b.projected)?,
-        })
+        };
+        Block::new(maker, &parts)
     }
 }
 
@@ -242,16 +220,7 @@ impl Drafter {
         let counts = Counts { rows: shape.rows, parts: shape.parts[1] };
         let mut recorder = device.recorder();
         round.embed.iter().for_each(|call| call.record(&mut recorder, counts));
-        for layer in &round.layers {
-            layer.before.iter().for_each(|call| call.record(&mut recorder, counts));
-            layer.products.iter().for_each(|product| product.record(&mut recorder, counts));
-            layer.attention.iter().for_each(|call| call.record(&mut recorder, counts));
-            layer.output.record(&mut recorder, counts);
-            layer.between.iter().for_each(|call| call.record(&mut recorder, counts));
-            layer.ffn.iter().for_each(|product| product.record(&mut recorder, counts));
-            layer.silu.record(&mut recorder, counts);
-            layer.down.record(&mut recorder, counts);
-        }
+        round.layers.iter().for_each(|block| block.record(&mut recorder, counts, |_| {}));
         device.submit(recorder)?;
         Ok(next)
     }
