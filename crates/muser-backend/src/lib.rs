@@ -7,6 +7,7 @@
 pub mod arith;
 mod batch;
 pub mod conformance;
+mod context_rows;
 mod delegate;
 mod draft;
 mod error;
@@ -21,6 +22,7 @@ mod tower;
 const _: () = assert!(muser_model::cost::KV_BLOCK == muser_kv::BLOCK_LEN as u64);
 
 pub use batch::{Row, RowInput, RowWants, SeqRows, StepBatch, StepOutput, argmax, candidates};
+pub use context_rows::ContextRows;
 #[doc(hidden)]
 pub use delegate::{no_draft, types};
 pub use draft::{DraftBatch, DraftInfo, DraftSeq, check_draft, draft_mark};

@@ -8,7 +8,6 @@
 //! Attention of a round is that of decoding (`digits_split_*` of `attention_digits.cu`), with the block's own K and V as one
 //! block more.
 
-mod context_rows;
 mod extend;
 mod round;
 mod round_data;
@@ -17,8 +16,8 @@ mod weights;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use muser_backend::DraftInfo;
 use muser_backend::arith::attention::Digits;
+use muser_backend::{ContextRows, DraftInfo};
 use muser_kv::{BLOCK_LEN, BlockId};
 use muser_model::{DflashConfig, Draft};
 
@@ -26,7 +25,6 @@ use crate::CudaError;
 use crate::driver::{Buffer, Context, Function, Graph};
 use crate::executor::Kernels;
 use crate::forward::head_layout;
-use context_rows::ContextRows;
 use extend::ExtendBuffers;
 use round::RoundBuffers;
 pub(crate) use round::RoundTarget;

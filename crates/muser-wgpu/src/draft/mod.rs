@@ -4,13 +4,12 @@
 //! draft's K and V of the same positions, in planes behind the target's own in each sliding block. A round ([`round`]) reads that
 //! context and proposes; its own K and V lie in blocks of its own.
 
-mod context;
 mod extend;
 mod round;
 
-use muser_backend::DraftInfo;
 use muser_backend::arith::attention::{Digits, MAX_LOG2_DRAFT_SCORE, draft_score_bound};
 use muser_backend::arith::{self, MatrixRole};
+use muser_backend::{ContextRows, DraftInfo};
 use muser_kv::BLOCK_LEN;
 use muser_model::{DflashConfig, Draft, Geometry};
 
@@ -21,7 +20,6 @@ use crate::program::{Heads, Parts};
 use crate::scratch::Scratch;
 use crate::step_data::StepData;
 use crate::weights::{self, Loader, Weight};
-use context::ContextRows;
 use extend::{Extend, ExtendBuffers};
 use round::{Round, RoundBuffers};
 

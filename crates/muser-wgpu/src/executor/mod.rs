@@ -209,7 +209,7 @@ impl WgpuExecutor {
         let program = Program::new(&mut maker, parts)?;
         if let Some(drafter) = &mut self.drafter {
             drafter.make_calls(&mut maker, parts)?;
-            drafter.rows.reset();
+            drafter.rows.reset(capacity.sliding);
         }
         maker.finish()?;
         self.program = Some(program);

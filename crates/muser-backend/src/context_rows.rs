@@ -1,22 +1,23 @@
 //! Which rows of the sliding blocks have the draft's context: known on the host, so that asking costs no copy.
 
-use muser_backend::StepBatch;
 use muser_kv::{BLOCK_LEN, BlockId};
+
+use crate::StepBatch;
 
 /// One bit for every row of every sliding block: its context was left out.
 #[derive(Debug, Default)]
-pub(crate) struct ContextRows {
+pub struct ContextRows {
     without: Vec<[u64; BLOCK_LEN / 64]>,
 }
 
 impl ContextRows {
     /// So many new blocks.
-    pub(crate) fn reset(&mut self, blocks: u32) {
+    pub fn reset(&mut self, blocks: u32) {
         self.without = vec![[0; BLOCK_LEN / 64]; blocks as usize];
     }
 
     /// Takes in a validated step.
-    pub(crate) fn note_step(&mut self, batch: &StepBatch) {
+    pub fn note_step(&mut self, batch: &StepBatch) {
         let computed = batch.wants_draft_context();
         for seq in batch.seqs() {
             let table = batch.sliding_table(seq);
@@ -28,7 +29,7 @@ impl ContextRows {
     }
 
     /// Takes in a block that was copied in; `scales` are those of the keys of a draft's first layer and head, `[256]` f32.
-    pub(crate) fn note_import(&mut self, block: BlockId, scales: &[u8]) {
+    pub fn note_import(&mut self, block: BlockId, scales: &[u8]) {
         // A computed key has been normalised, so its scale is not zero.
         for (row, scale) in scales.chunks_exact(size_of::<f32>()).take(BLOCK_LEN).enumerate() {
             self.note(block, row, scale.iter().any(|&byte| byte != 0));
@@ -36,7 +37,7 @@ impl ContextRows {
     }
 
     /// Has a row that some step computed its context?
-    pub(crate) fn has(&self, block: BlockId, row: usize) -> bool {
+    pub fn has(&self, block: BlockId, row: usize) -> bool {
         self.without.get(block.0 as usize).is_none_or(|rows| rows[row / 64] >> (row % 64) & 1 == 0)
     }
 
@@ -50,9 +51,8 @@ impl ContextRows {
 
 #[cfg(test)]
 mod tests {
-    use muser_backend::{Row, RowInput, RowWants};
-
     use super::*;
+    use crate::{Row, RowInput, RowWants};
 
     #[test]
     fn rows_are_told_apart() {
