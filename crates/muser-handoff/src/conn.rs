@@ -391,7 +391,10 @@ impl Conn {
                 // Why it is over is said, if the network takes it.
                 Some(head) if was_closed => {
                     let said = tokio::time::timeout(LAST_WORDS, write_frame(&mut to, &head, &rows)).await;
-                    if said.is_err() { break } else { Ok(()) }
+                    if said.is_err() {
+                        break;
+                    }
+                    Ok(())
                 }
                 Some(head) => tokio::select! {
                     written = write_frame(&mut to, &head, &rows) => written,
@@ -546,22 +549,6 @@ async fn write_frame(to: &mut (impl AsyncWrite + Unpin), head: &[u8], rows: &[u8
         to.write_all(rows).await?;
     }
     Ok(())
-}
-
-/// Reads a HELLO, which nothing may come before.
-pub(crate) async fn read_hello(from: &mut (impl AsyncRead + Unpin)) -> Result<Hello, Option<Refusal>> {
-    let mut header = [0; HEADER_BYTES];
-    from.read_exact(&mut header).await.map_err(|_| None)?;
-    let header = Header::decode(header)?;
-    if header.kind != Kind::Hello {
-        return Err(Some(Refusal::Order { frame: header.kind.name() }));
-    }
-    let mut body = vec![0; header.body as usize];
-    from.read_exact(&mut body).await.map_err(|_| None)?;
-    match Frame::decode(Kind::Hello, &body)?.0 {
-        Frame::Hello(hello) => Ok(*hello),
-        _ => Err(Some(Refusal::Order { frame: header.kind.name() })),
-    }
 }
 
 /// The consumer's end.

@@ -2,6 +2,9 @@
 
 use std::fmt;
 
+use crate::Refusal;
+use crate::encode::Reader;
+
 /// A BLAKE3 digest.
 pub type Digest = [u8; 32];
 
@@ -28,6 +31,16 @@ impl fmt::Debug for Nonce {
 /// A transfer on one connection, chosen by the consumer; 0 is the connection itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TransferId(pub u32);
+
+impl TransferId {
+    /// That of a transfer, which is never 0.
+    pub(crate) fn decode(of: &mut Reader<'_>) -> Result<Self, Refusal> {
+        match of.u32("transfer")? {
+            0 => Err(Refusal::Malformed { field: "transfer", found: 0 }),
+            id => Ok(Self(id)),
+        }
+    }
+}
 
 /// A node's Ed25519 public key: what it is known by.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

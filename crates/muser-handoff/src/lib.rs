@@ -40,6 +40,7 @@ mod series;
 pub mod testing;
 mod tls;
 
+pub use dial::{Visit, visit};
 pub use digest::{SeriesKey, prefix_digest};
 pub use enrol::{CODE_TIME, Code, add, invite};
 pub use error::NodeError;

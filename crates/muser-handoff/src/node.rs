@@ -12,8 +12,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, Semaphore};
 use tokio_rustls::{LazyConfigAcceptor, TlsStream};
 
-use crate::conn::{Conn, Parts, Totals, Watcher, lock, read_hello};
-use crate::dial::connect;
+use crate::conn::{Conn, Parts, Totals, Watcher, lock};
+use crate::dial::{open_stream, peer_key, read_hello};
 use crate::enrol;
 use crate::frame::{Frame, Hello};
 use crate::ids::{NodeKey, Nonce};
@@ -309,7 +309,10 @@ impl Node {
             self.link(entry),
         );
         lock(&self.conns).push(Arc::downgrade(&conn));
-        lock(&self.slots).entry(entry.name.clone()).or_default().conn = Some(Arc::clone(&conn));
+        if !hello.is_visit() {
+            // The newest is what there is of a peer whose network has changed.
+            lock(&self.slots).entry(entry.name.clone()).or_default().conn = Some(Arc::clone(&conn));
+        }
         conn.take_hello(hello);
         conn
     }
@@ -331,7 +334,7 @@ impl Watcher for Watching {
         if hello.next_key != none && !is_next_of(conn.peer.key, hello.next_key, &hello.next_proof) {
             return conn.refuse(Refusal::NextKey);
         }
-        if let Some(slot) = lock(&node.slots).get_mut(&*conn.peer.name) {
+        if let Some(slot) = lock(&node.slots).get_mut(&*conn.peer.name).filter(|_| !hello.is_visit()) {
             slot.hello = Some(Arc::clone(hello));
             slot.last_fault = None;
         }
@@ -348,11 +351,18 @@ impl Watcher for Watching {
 
     fn closed(&self, conn: &Arc<Conn>, reason: Reason) {
         let Some(node) = self.0.upgrade() else { return };
-        if let Some(slot) = lock(&node.slots).get_mut(&*conn.peer.name) {
+        // One that this one had taken the place of may be there still.
+        let another = node.open().find(|other| {
+            let is_visit = other.with_link(|link| link.theirs().is_none_or(|hello| hello.is_visit()));
+            other.peer.name == conn.peer.name && !is_visit
+        });
+        if let Some(slot) = lock(&node.slots).get_mut(&*conn.peer.name)
+            && slot.conn.take_if(|other| Arc::ptr_eq(other, conn)).is_some()
+        {
             if reason != Reason::Draining {
                 slot.last_fault = Some(format!("the connection ended: {}", reason.label()));
             }
-            slot.conn.take_if(|other| Arc::ptr_eq(other, conn));
+            slot.conn = another;
             slot.wake.notify_one();
         }
     }
@@ -476,10 +486,6 @@ impl Node {
     }
 }
 
-fn peer_key(certificates: Option<&[rustls::pki_types::CertificateDer<'_>]>) -> Option<NodeKey> {
-    certificates.and_then(|all| all.first()).and_then(tls::key_of)
-}
-
 fn run_stream(conn: Arc<Conn>, number: u8, stream: TlsStream<TcpStream>) {
     let (from, to) = tokio::io::split(stream);
     tokio::spawn(Arc::clone(&conn).write(number, to));
@@ -530,8 +536,7 @@ impl Node {
         let entry = lock(&self.watch).registry.named(name).cloned().map_err(|error| error.to_string())?;
         let Some(address) = entry.address.clone() else { return Ok(None) };
         let connection = Nonce::fresh().ok_or("no random bytes")?;
-        let dialled = tokio::time::timeout(HANDSHAKE, self.open_stream(&entry, &address, connection, 0));
-        let (stream, key, hello) = dialled.await.map_err(|_| format!("{address} does not answer"))??;
+        let (stream, key, hello) = self.open_stream(&entry, &address, connection, 0).await?;
         let streams = entry.streams.min(hello.streams);
         let conn = self.take(&entry, key, hello);
         run_stream(Arc::clone(&conn), 0, stream);
@@ -556,33 +561,17 @@ impl Node {
         connection: Nonce,
         number: u8,
     ) -> Result<(TlsStream<TcpStream>, NodeKey, Hello), String> {
+        let hello = self.hello(connection, number, entry);
         let secrets = self.secrets();
-        let pinned = entry.clone();
-        let trusts: tls::Trusts = Arc::new(move |key| pinned.has_key(key));
-        let config = tls::client(&secrets.current, trusts, ALPN).map_err(|error| error.to_string())?;
-        let stream = connect(config, address).await?;
-        let key = peer_key(stream.get_ref().1.peer_certificates()).ok_or("no key was shown")?;
-        let mut stream = TlsStream::Client(stream);
-        let ours = Frame::Hello(Box::new(self.hello(connection, number, entry))).encode(0);
-        let said = async {
-            stream.write_all(&ours).await?;
-            stream.flush().await
-        };
-        said.await.map_err(|error| error.to_string())?;
-        let hello = read_hello(&mut stream).await.map_err(|refusal| match refusal {
-            Some(refusal) => {
+        let opening = open_stream(&secrets.current, entry, address, hello);
+        let opened = tokio::time::timeout(HANDSHAKE, opening).await;
+        let opened = opened.unwrap_or_else(|_| Err((format!("{address} does not answer"), None)));
+        opened.map_err(|(fault, refusal)| {
+            if let Some(refusal) = refusal {
                 self.totals.refusals.count(&refusal);
-                refusal.to_string()
             }
-            None => {
-                format!("{address} closed the connection: it does not know this node's key, or has no place")
-            }
-        })?;
-        if (hello.connection, hello.stream) != (connection, number) {
-            self.totals.refusals.count(&Refusal::Stream);
-            return Err(Refusal::Stream.to_string());
-        }
-        Ok((stream, key, hello))
+            fault
+        })
     }
 }
 

@@ -11,6 +11,7 @@ const STRAIGHT: &[&str] = &[
     "muser-backend",
     "muser-engine",
     "muser-gguf",
+    "muser-handoff",
     "muser-hub",
     "muser-image",
     "muser-kv",

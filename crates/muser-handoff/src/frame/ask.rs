@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::encode::{Reader, Writer};
-use crate::frame::Reason;
+use crate::frame::transfer::Reason;
 use crate::ids::{Digest, Nonce, TransferId};
 use crate::plan::{MAX_POSITIONS, MAX_STAGES, Span};
 use crate::ranges::MAX_RANGES;
@@ -211,7 +211,7 @@ impl Request {
     }
 
     pub(super) fn decode(of: &mut Reader<'_>) -> Result<Self, Refusal> {
-        let transfer = transfer_id(of)?;
+        let transfer = TransferId::decode(of)?;
         let (nonce, series) = (Nonce(of.array("nonce")?), Nonce(of.array("series")?));
         let (identity, draft) = (of.array("identity")?, of.array("draft")?);
         let window = of.u32("window")?;
@@ -239,13 +239,5 @@ fn flag(of: &mut Reader<'_>, field: &'static str) -> Result<bool, Refusal> {
         0 => Ok(false),
         1 => Ok(true),
         found => Err(Refusal::Malformed { field, found: u64::from(found) }),
-    }
-}
-
-/// The id of a transfer, which is never 0.
-pub(super) fn transfer_id(of: &mut Reader<'_>) -> Result<TransferId, Refusal> {
-    match of.u32("transfer")? {
-        0 => Err(Refusal::Malformed { field: "transfer", found: 0 }),
-        id => Ok(TransferId(id)),
     }
 }

@@ -2,9 +2,11 @@
 
 use crate::Refusal;
 use crate::encode::{Reader, Writer};
-use crate::frame::VERSION;
 use crate::ids::{Digest, NodeKey, Nonce};
 use crate::planes::Planes;
+
+/// Version of the protocol.
+pub const VERSION: u16 = 1;
 
 const MAX_PARTS: usize = 32;
 const MAX_NAME: usize = 48;
@@ -144,6 +146,11 @@ impl Hello {
             return Err(Refusal::Malformed { field: "next_proof", found: 0 });
         }
         Ok(hello)
+    }
+
+    /// Is it of somebody who only looks, and has no engine?
+    pub fn is_visit(&self) -> bool {
+        self.identity == [0; 32]
     }
 
     /// The first part of the identity in which two nodes differ: what would have to change for them to fit.

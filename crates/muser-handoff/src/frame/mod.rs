@@ -8,15 +8,13 @@ mod hello;
 mod transfer;
 
 pub use ask::{Load, Quote, Quoted, Request};
-pub use hello::{Hello, Part};
+pub use hello::{Hello, Part, VERSION};
 pub use transfer::{Abort, Ack, Begin, ChunkHead, Nack, Progress, Reason, Seal, StageEnd, holdings_digest};
 
 use crate::Refusal;
 use crate::encode::{Reader, Writer};
 use crate::planes::MAX_CHUNK_BYTES;
 
-/// Version of the protocol.
-pub const VERSION: u16 = 1;
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 8;
 

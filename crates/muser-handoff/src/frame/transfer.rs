@@ -2,7 +2,6 @@
 
 use crate::digest::encode_place;
 use crate::encode::{Reader, Writer};
-use crate::frame::ask::transfer_id;
 use crate::ids::{Digest, Nonce, TransferId};
 use crate::plan::{MAX_STAGES, Place};
 use crate::planes::{Planes, decode_component, decode_group};
@@ -135,7 +134,7 @@ impl Begin {
 
     pub(super) fn decode(of: &mut Reader<'_>) -> Result<Self, Refusal> {
         Ok(Self {
-            transfer: transfer_id(of)?,
+            transfer: TransferId::decode(of)?,
             nonce: Nonce(of.array("nonce")?),
             producer_nonce: Nonce(of.array("producer_nonce")?),
             identity: of.array("identity")?,
@@ -180,7 +179,7 @@ impl ChunkHead {
     }
 
     pub(super) fn decode(of: &mut Reader<'_>) -> Result<Self, Refusal> {
-        let transfer = transfer_id(of)?;
+        let transfer = TransferId::decode(of)?;
         let (group, component) = (decode_group(of)?, decode_component(of)?);
         let (layer, block) = (of.u16("layer")?, of.u32("block")?);
         let (first_row, rows) = (of.u16("first_row")?, of.u16("rows")?);
@@ -240,7 +239,7 @@ impl Progress {
     }
 
     pub(super) fn decode(of: &mut Reader<'_>) -> Result<Self, Refusal> {
-        let transfer = transfer_id(of)?;
+        let transfer = TransferId::decode(of)?;
         match of.u8("side")? {
             0 => {
                 let (rows, rest) = (of.u32("rows")?, of.u32("rest_ms")?);
@@ -276,7 +275,7 @@ impl StageEnd {
     }
 
     pub(super) fn decode(of: &mut Reader<'_>) -> Result<Self, Refusal> {
-        Ok(Self { transfer: transfer_id(of)?, boundary: of.u32("boundary")?, root: of.array("root")? })
+        Ok(Self { transfer: TransferId::decode(of)?, boundary: of.u32("boundary")?, root: of.array("root")? })
     }
 }
 
@@ -306,7 +305,7 @@ impl Seal {
 
     pub(super) fn decode(of: &mut Reader<'_>) -> Result<Self, Refusal> {
         Ok(Self {
-            transfer: transfer_id(of)?,
+            transfer: TransferId::decode(of)?,
             chunks: of.u32("chunks")?,
             bytes: of.u64("bytes")?,
             root: of.array("root")?,
@@ -331,7 +330,7 @@ impl Ack {
     }
 
     pub(super) fn decode(of: &mut Reader<'_>) -> Result<Self, Refusal> {
-        Ok(Self { transfer: transfer_id(of)?, root: of.array("root")? })
+        Ok(Self { transfer: TransferId::decode(of)?, root: of.array("root")? })
     }
 }
 
@@ -351,7 +350,7 @@ impl Nack {
     }
 
     pub(super) fn decode(of: &mut Reader<'_>) -> Result<Self, Refusal> {
-        let (transfer, refusal) = (transfer_id(of)?, of.u16("refusal")?);
+        let (transfer, refusal) = (TransferId::decode(of)?, of.u16("refusal")?);
         if usize::from(refusal) >= Refusal::NAMES.len() {
             return Err(Refusal::Malformed { field: "refusal", found: u64::from(refusal) });
         }

@@ -250,6 +250,29 @@ async fn a_code_is_good_once_and_pins_both() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_is_looked_at_without_an_engine() {
+    use crate::Peers as _;
+    let (there, here) = (home(), home());
+    let node = serve(there.path()).await;
+    let address = node.addresses()[0].to_string();
+    let code = crate::invite(there.path(), Rights { prefill: true, sessions: false }).expect("a code");
+    crate::add(here.path(), "box", &address, &code, "laptop", Rights::default()).await.expect("it is taken");
+    let time = std::time::Duration::from_secs(5);
+    let entry = Registry::read(here.path()).expect("read").nodes.remove(0);
+    let visit = crate::visit(here.path(), &entry, time).await.expect("it answers");
+    assert_eq!((visit.hello.identity, visit.hello.serves_prefill), (super::IDENTITY, true));
+    assert!(visit.round_trip < time);
+    // Whoever looks takes no connection's place.
+    assert!(!node.list()[0].connected && node.list()[0].hello.is_none());
+    let stranger = crate::visit(home().path(), &entry, time).await.expect_err("a stranger");
+    assert!(stranger.to_string().contains("does not know this node"), "{stranger}");
+    node.stop();
+    assert!(matches!(crate::visit(here.path(), &entry, time).await, Err(NodeError::Unreachable { .. })));
+    let silent = Entry { address: None, ..entry };
+    assert!(crate::visit(here.path(), &silent, time).await.is_err());
+}
+
 #[tokio::test]
 async fn a_late_code_is_void() {
     let (there, here) = (home(), home());
