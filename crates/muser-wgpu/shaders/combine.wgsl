@@ -9,6 +9,8 @@ struct P { zero: u32, width: u32, heads: u32, segments: u32, count_at: u32, reco
 @group(0) @binding(6) var<storage, read_write> codes: array<u32>;
 @group(0) @binding(7) var<storage, read_write> figures: array<u32>;
 @group(0) @binding(8) var<storage, read_write> floats: array<f32>;
+// A product of few rows leaves a sum for each K segment.
+fn segments_of(all: u32) -> u32 { return select(1u, all, step[p.count_at] <= 16u); }
 @compute @workgroup_size(256) fn main(@builtin(workgroup_id) g: vec3<u32>, @builtin(local_invocation_index) i: u32) {
   let e = g.x * 256u + i;
   let head = e / DIM;
@@ -24,7 +26,7 @@ struct P { zero: u32, width: u32, heads: u32, segments: u32, count_at: u32, reco
   if (GATED) {
     let at = g.y * p.width + e;
     var z = gate[at];
-    for (var s = 1u; s < p.segments; s++) { z = add(z, gate[s * step[p.count_at] * p.width + at]); }
+    for (var s = 1u; s < segments_of(p.segments); s++) { z = add(z, gate[s * step[p.count_at] * p.width + at]); }
     o = mul(o, sigmoid(z));
   }
   quantise(o, g.y, g.x, i);

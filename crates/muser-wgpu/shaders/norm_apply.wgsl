@@ -12,6 +12,8 @@ struct P { zero: u32, width: u32, segments: u32, count_at: u32, rows_at: u32, fi
 @group(0) @binding(8) var<storage, read_write> figures: array<u32>;
 @group(0) @binding(9) var<storage, read_write> floats: array<f32>;
 @group(0) @binding(10) var<storage, read_write> normed: array<f32>;
+// A product of few rows leaves a sum for each K segment.
+fn segments_of(all: u32) -> u32 { return select(1u, all, step[p.count_at] <= 16u); }
 
 @compute @workgroup_size(256) fn main(@builtin(workgroup_id) g: vec3<u32>, @builtin(local_invocation_index) i: u32) {
   var row = g.y;
@@ -22,7 +24,7 @@ struct P { zero: u32, width: u32, segments: u32, count_at: u32, rows_at: u32, fi
   var x = h[at];
   if (MODE != 0u) {
     var v = o[at];
-    for (var s = 1u; s < p.segments; s++) { v = add(v, o[s * step[p.count_at] * p.width + at]); }
+    for (var s = 1u; s < segments_of(p.segments); s++) { v = add(v, o[s * step[p.count_at] * p.width + at]); }
     if (MODE == 1u) { x = exact_fma(f.x, mul(v, post[e]), x); } else { x = add(x, v); }
     if (STORE) { h[at] = x; }
   }

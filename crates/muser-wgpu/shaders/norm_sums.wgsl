@@ -7,10 +7,12 @@ struct P { zero: u32, width: u32, segments: u32, count_at: u32, rows_at: u32, fi
 @group(0) @binding(3) var<storage, read> o: array<f32>;
 @group(0) @binding(4) var<storage, read> post: array<f32>;
 @group(0) @binding(5) var<storage, read_write> factors: array<vec2<f32>>;
+// A product of few rows leaves a sum for each K segment.
+fn segments_of(all: u32) -> u32 { return select(1u, all, step[p.count_at] <= 16u); }
 
 fn product_at(row: u32, at: u32) -> f32 {
   var v = o[row * p.width + at];
-  for (var s = 1u; s < p.segments; s++) { v = add(v, o[(s * step[p.count_at] + row) * p.width + at]); }
+  for (var s = 1u; s < segments_of(p.segments); s++) { v = add(v, o[(s * step[p.count_at] + row) * p.width + at]); }
   return v;
 }
 fn row_term(row: u32, at: u32, sums: vec4<f32>) -> vec4<f32> {

@@ -9,6 +9,8 @@ struct P { zero: u32, heads: u32, segments: u32, count_at: u32, slots_at: u32, s
 @group(0) @binding(4) var<storage, read> angles: array<vec2<f32>>;
 @group(0) @binding(5) var<storage, read_write> to: array<atomic<u32>>;
 @group(0) @binding(6) var<storage, read_write> factors: array<f32>;
+// A product of few rows leaves a sum for each K segment.
+fn segments_of(all: u32) -> u32 { return select(1u, all, step[p.count_at] <= 16u); }
 
 const PLANE: u32 = 64u * DIM;
 const HEAD_WORDS: u32 = 2u * DIGITS * PLANE + 512u;
@@ -19,7 +21,7 @@ const HEAD_WORDS: u32 = 2u * DIGITS * PLANE + 512u;
   var x = nothing();
   if (p.blank == 0u) {
     x = part[at];
-    for (var s = 1u; s < p.segments; s++) { x = add(x, part[s * step[p.count_at] * width + at]); }
+    for (var s = 1u; s < segments_of(p.segments); s++) { x = add(x, part[s * step[p.count_at] * width + at]); }
   }
   head[i] = x;
   workgroupBarrier();

@@ -9,6 +9,7 @@ mod bandwidth;
 mod call;
 mod device;
 mod draft;
+mod eight;
 mod error;
 mod executor;
 mod gpu;

@@ -3,7 +3,8 @@
 use crate::WgpuError;
 use crate::activations::Activations;
 use crate::call::{Axis, Call, Counts, Maker};
-use crate::device::{Buffer, Recorder};
+use crate::device::{Buffer, Recorder, View};
+use crate::eight::{self, FEW_ROWS};
 use crate::text::{Constant, Source, block_constants, block_text, float_number, shader};
 use crate::weights::{Slab, Weight, form_of};
 
@@ -12,8 +13,20 @@ const TOKENS: u32 = 4;
 
 /// A product of every step.
 pub(crate) struct Product {
+    /// For up to one, two, four, eight rows at a time; none where a type has no such kernel.
+    few: Vec<(u32, Vec<Call>)>,
     one: Vec<Call>,
     many: Vec<Call>,
+}
+
+/// Sums of a product's output where a step has few rows.
+pub(crate) fn output_segments(maker: &Maker<'_>, weight: &Weight) -> u32 {
+    if takes(maker, weight) { weight.segments } else { 1 }
+}
+
+/// Is there a kernel of few rows for a matrix?
+fn takes(maker: &Maker<'_>, weight: &Weight) -> bool {
+    eight::takes(weight.ty, maker.device.facts.subgroups) && !weight.is_scaled()
 }
 
 /// Where a product's output goes: `[rows][width]`, its number of rows at `count_at` of the step's data.
@@ -24,6 +37,8 @@ pub(crate) struct Output<'a> {
     pub(crate) width: u32,
     pub(crate) first_row: u32,
     pub(crate) count_at: u32,
+    /// One value for each row of weights, whatever the step: its reader adds no segments.
+    pub(crate) whole: bool,
 }
 
 /// The kernel of every type, for so many activation rows at a time.
@@ -51,10 +66,33 @@ impl Product {
         let mut calls = |tokens: u32| -> Result<Vec<Call>, WgpuError> {
             weight.slabs.iter().map(|slab| any(maker, weight, slab, input, output, tokens)).collect()
         };
-        Ok(Self { one: calls(1)?, many: calls(TOKENS)? })
+        let (one, many) = (calls(1)?, calls(TOKENS)?);
+        let mut few = Vec::new();
+        if !output.whole && takes(maker, weight) {
+            for tokens in eight::TOKENS {
+                let source = eight::source(weight.ty, tokens);
+                let call = |slab: &Slab| {
+                    let grid = [
+                        Axis::Fixed(slab.rows.div_ceil(eight::tile(tokens))),
+                        Axis::Fixed(weight.segments),
+                        Axis::Rows(tokens),
+                    ];
+                    maker.call(&source, &words(weight, slab, output, 0), &views(slab, input, output), grid)
+                };
+                few.push((tokens, weight.slabs.iter().map(call).collect::<Result<_, _>>()?));
+            }
+        }
+        Ok(Self { few, one, many })
     }
 
     pub(crate) fn record(&self, recorder: &mut Recorder, counts: Counts) {
+        if counts.rows <= FEW_ROWS {
+            let fits = self.few.iter().find(|(tokens, _)| counts.rows <= *tokens);
+            if let Some((_, calls)) = fits.or(self.few.last()) {
+                calls.iter().for_each(|call| call.record(recorder, counts));
+                return;
+            }
+        }
         let calls = if counts.rows == 1 { &self.one } else { &self.many };
         calls.iter().for_each(|call| call.record(recorder, counts));
     }
@@ -73,8 +111,20 @@ fn any(
         return Err(WgpuError::Unsupported(format!("no kernel for type {}", weight.ty.name())));
     };
     let float = float_number(weight.ty).is_some();
-    let small = form_of(weight.ty) == 2;
-    let words = [
+    let small_at = if form_of(weight.ty) == 2 { input.small_at } else { 0 };
+    let words = words(weight, slab, output, small_at);
+    let grid =
+        [Axis::Fixed(slab.rows.div_ceil(if float { 16 } else { 8 })), Axis::Rows(tokens), Axis::Fixed(1)];
+    if float {
+        let views = [output.step.into(), (&slab.buffer).into(), (&input.floats).into(), output.to.into()];
+        return maker.call(&source, &words, &views, grid);
+    }
+    maker.call(&source, &words, &views(slab, input, output), grid)
+}
+
+/// Parameters of all products.
+fn words(weight: &Weight, slab: &Slab, output: Output<'_>, small_at: u32) -> [u32; 9] {
+    [
         weight.row_bytes,
         slab.rows,
         weight.blocks,
@@ -82,21 +132,13 @@ fn any(
         output.width,
         output.first_row + slab.first_row,
         output.count_at,
-        if small { input.small_at } else { 0 },
+        small_at,
         weight.scale.to_bits(),
-    ];
-    let grid =
-        [Axis::Fixed(slab.rows.div_ceil(if float { 16 } else { 8 })), Axis::Rows(tokens), Axis::Fixed(1)];
-    if float {
-        let views = [output.step.into(), (&slab.buffer).into(), (&input.floats).into(), output.to.into()];
-        return maker.call(&source, &words, &views, grid);
-    }
-    let views = [
-        output.step.into(),
-        (&slab.buffer).into(),
-        (&input.codes).into(),
-        (&input.figures).into(),
-        output.to.into(),
-    ];
-    maker.call(&source, &words, &views, grid)
+    ]
+}
+
+/// Bindings of products of codes.
+fn views<'a>(slab: &'a Slab, input: &'a Activations, output: Output<'a>) -> [View<'a>; 5] {
+    let (weights, codes) = ((&slab.buffer).into(), (&input.codes).into());
+    [output.step.into(), weights, codes, (&input.figures).into(), output.to.into()]
 }

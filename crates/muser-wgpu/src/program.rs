@@ -7,7 +7,7 @@ use crate::WgpuError;
 use crate::activations::Activations;
 use crate::call::{Axis, Call, Counts, Maker};
 use crate::device::{Buffer, Recorder};
-use crate::products::{Output, Product};
+use crate::products::{Output, Product, output_segments};
 use crate::scratch::Scratch;
 use crate::step_data::{RECORD, RECORDS, ROWS_AT, StepData, TOP_AT};
 use crate::text::{Constant, Source, block_constants, block_text, float_number, shader};
@@ -96,14 +96,24 @@ impl Block {
     pub(crate) fn new(maker: &mut Maker<'_>, b: &BlockParts<'_>) -> Result<Self, WgpuError> {
         let norm = |maker: &mut Maker<'_>, n| norm(maker, b.step, b.factors, b.sink, n);
         let product = |maker: &mut Maker<'_>, (weight, input, to): Multiply<'_>| {
-            let output = Output { step: b.step, to, width: weight.rows, first_row: 0, count_at: ROWS_AT };
+            let output = Output {
+                step: b.step,
+                to,
+                width: weight.rows,
+                first_row: 0,
+                count_at: ROWS_AT,
+                whole: false,
+            };
             Product::new(maker, weight, input, output)
         };
         let (k, v, to) = b.kv;
-        let key = Store { kind: Kind::Key, part: k, weight: b.k_norm, to, factors: b.sink, ..b.query };
-        let value = Store { kind: Kind::Value, part: v, ..key };
+        let segments = |maker: &Maker<'_>, at: usize| output_segments(maker, b.inputs[at].0);
+        let query = Store { segments: segments(maker, 0), ..b.query };
+        let key = Store { kind: Kind::Key, part: k, weight: b.k_norm, to, factors: b.sink, ..query };
+        let key = Store { segments: segments(maker, 1), ..key };
+        let value = Store { kind: Kind::Value, part: v, segments: segments(maker, 2), ..key };
         let mut attention = Vec::new();
-        for one in [b.query, key, value] {
+        for one in [query, key, value] {
             attention.push(store(maker, b.step, b.heads, one)?);
         }
         attention.extend(attend(maker, b.step, b.heads, b.attend)?);
@@ -113,9 +123,16 @@ impl Block {
             inputs: b.inputs.iter().map(|one| product(maker, *one)).collect::<Result<_, _>>()?,
             attention,
             output: product(maker, b.output)?,
-            between: norm(maker, b.norms[1])?,
+            between: norm(maker, Norm { segments: output_segments(maker, b.output.0), ..b.norms[1] })?,
             ffn: vec![product(maker, gate)?, product(maker, up)?],
-            silu: silu(maker, b.step, gate.2, up.2, down.1)?,
+            silu: silu(
+                maker,
+                b.step,
+                gate.2,
+                up.2,
+                [gate, up].map(|one| output_segments(maker, one.0)),
+                down.1,
+            )?,
             down: product(maker, down)?,
         })
     }
@@ -165,6 +182,8 @@ pub(crate) struct Norm<'a> {
     pub(crate) post: &'a Buffer,
     pub(crate) weight: &'a Buffer,
     pub(crate) to: &'a Activations,
+    /// Sums of `o` where a step has few rows.
+    pub(crate) segments: u32,
     /// Where rows are chosen from a list: its place, their number's place, and memory for the normed rows.
     pub(crate) top: Option<(u32, &'a Buffer)>,
     pub(crate) eps: f32,
@@ -181,9 +200,8 @@ pub(crate) fn norm(
 ) -> Result<[Call; 2], WgpuError> {
     let mode = Number(n.mode as u32);
     let rows_at = n.top.map_or(0, |(at, _)| at);
-    let count_at = if n.top.is_some() { TOP_AT } else { ROWS_AT };
     let source = Source::new("norm_sums", &[("MODE", mode)], &[shader!("rows"), shader!("norm_sums")]);
-    let words = [n.width as u32, 1, count_at, rows_at, 0, n.eps.to_bits(), n.post_eps.to_bits()];
+    let words = [n.width as u32, n.segments, ROWS_AT, rows_at, 0, n.eps.to_bits(), n.post_eps.to_bits()];
     let views = [step.into(), n.h.into(), n.o.into(), n.post.into(), factors.into()];
     let sums = maker.call(&source, &words, &views, [Axis::Fixed(1), Axis::Rows(1), Axis::Fixed(1)])?;
     let constants = [
@@ -193,7 +211,7 @@ pub(crate) fn norm(
     ];
     let source = Source::new("norm_apply", &constants, &[shader!("quant"), shader!("norm_apply")]);
     let a = n.to;
-    let words = [n.width as u32, 1, count_at, rows_at, 0, a.blocks, a.forms, a.small_at];
+    let words = [n.width as u32, n.segments, ROWS_AT, rows_at, 0, a.blocks, a.forms, a.small_at];
     let views = [
         step.into(),
         factors.into(),
@@ -272,6 +290,8 @@ pub(crate) struct Store<'a> {
     pub(crate) factors: &'a Buffer,
     /// Word of a row's record that names its place.
     pub(crate) slot: u32,
+    /// Sums of `part` where a step has few rows.
+    pub(crate) segments: u32,
     /// Zeros in place of what is in `part`.
     pub(crate) blank: bool,
 }
@@ -293,7 +313,7 @@ pub(crate) fn store(
     let count = if s.kind == Kind::Query { heads.heads } else { heads.kv_heads };
     let words = [
         count as u32,
-        1,
+        s.segments,
         ROWS_AT,
         RECORDS + s.slot,
         RECORD,
@@ -317,7 +337,8 @@ pub(crate) struct Attend<'a> {
     pub(crate) nothing: &'a Buffer,
     pub(crate) part_o: &'a Buffer,
     pub(crate) part_l: &'a Buffer,
-    pub(crate) gate: Option<&'a Buffer>,
+    /// With its sums where a step has few rows.
+    pub(crate) gate: Option<(&'a Buffer, u32)>,
     pub(crate) sliding: bool,
     pub(crate) to: &'a Activations,
 }
@@ -355,13 +376,23 @@ pub(crate) fn attend(
     let constants = [("DIM", Number(heads.dim as u32)), ("GATED", Bool(a.gate.is_some()))];
     let source = Source::new("combine", &constants, &[shader!("quant"), shader!("combine")]);
     let t = a.to;
-    let words = [width, heads.heads as u32, 1, ROWS_AT, RECORDS, parts, t.blocks, t.forms, t.small_at];
+    let words = [
+        width,
+        heads.heads as u32,
+        a.gate.map_or(1, |gate| gate.1),
+        ROWS_AT,
+        RECORDS,
+        parts,
+        t.blocks,
+        t.forms,
+        t.small_at,
+    ];
     let views = [
         step.into(),
         a.part_o.into(),
         a.part_l.into(),
         a.factors.into(),
-        a.gate.unwrap_or(a.nothing).into(),
+        a.gate.map_or(a.nothing, |gate| gate.0).into(),
         (&t.codes).into(),
         (&t.figures).into(),
         (&t.floats).into(),
@@ -376,10 +407,11 @@ pub(crate) fn silu(
     step: &Buffer,
     gate: &Buffer,
     up: &Buffer,
+    segments: [u32; 2],
     to: &Activations,
 ) -> Result<Call, WgpuError> {
     let source = Source::new("silu", &[], &[shader!("quant"), shader!("silu")]);
-    let words = [to.blocks * 256, 1, 1, ROWS_AT, to.blocks, to.forms, to.small_at];
+    let words = [to.blocks * 256, segments[0], segments[1], ROWS_AT, to.blocks, to.forms, to.small_at];
     let views =
         [step.into(), gate.into(), up.into(), (&to.codes).into(), (&to.figures).into(), (&to.floats).into()];
     maker.call(&source, &words, &views, [Axis::Fixed(to.blocks), Axis::Rows(1), Axis::Fixed(1)])
@@ -394,8 +426,14 @@ pub(crate) fn logits(maker: &mut Maker<'_>, p: Parts<'_>) -> Result<Vec<Call>, W
         &[("CAPPED", Bool(g.softcap.is_some()))],
         &[shader!("ranks"), shader!("logits")],
     );
-    let words =
-        [g.vocab as u32, 1, TOP_AT, groups, g.logit_scale.to_bits(), g.softcap.unwrap_or(0.0).to_bits()];
+    let words = [
+        g.vocab as u32,
+        output_segments(maker, &p.weights.output),
+        TOP_AT,
+        groups,
+        g.logit_scale.to_bits(),
+        g.softcap.unwrap_or(0.0).to_bits(),
+    ];
     let views = [(&p.step.device).into(), (&s.top).into(), (&s.logits).into(), (&s.best).into()];
     let logits = maker.call(&source, &words, &views, [Axis::Fixed(groups), Axis::Rows(1), Axis::Fixed(1)])?;
     let source = Source::new("argmax", &[], &[shader!("ranks"), shader!("argmax")]);
@@ -422,12 +460,14 @@ impl Program {
             post: last.1,
             weight: &w.output_norm,
             to: &s.act_top,
+            segments: w.layers.last().map_or(1, |l| output_segments(maker, &l.ffn_down)),
             top: Some((p.step.top_at(), &s.hidden)),
             eps: g.rms_eps,
             post_eps: g.post_norm_eps,
         };
         let top = norm(maker, step, &s.factors, &s.sink, top_norm)?;
-        let output = Output { step, to: &s.top, width: g.vocab as u32, first_row: 0, count_at: TOP_AT };
+        let output =
+            Output { step, to: &s.top, width: g.vocab as u32, first_row: 0, count_at: TOP_AT, whole: false };
         Ok(Self {
             embed: embedding,
             layers,
@@ -465,6 +505,7 @@ impl Program {
             post: before.map_or(&s.nothing, |l| &l.post_ffw_norm),
             weight: &l.attn_norm,
             to: &s.act_hidden,
+            segments: before.map_or(1, |l| output_segments(maker, &l.ffn_down)),
             top: None,
             eps: g.rms_eps,
             post_eps: g.post_norm_eps,
@@ -492,6 +533,7 @@ impl Program {
                 to: &s.queries,
                 factors: &s.query_factors,
                 slot: if sliding { 3 } else { 2 },
+                segments: 1,
                 blank: false,
             },
             kv: (&s.k, &s.v, kv),
@@ -504,7 +546,7 @@ impl Program {
                 nothing: &s.nothing,
                 part_o: &s.part_o,
                 part_l: &s.part_l,
-                gate: Some(&s.gate),
+                gate: Some((&s.gate, output_segments(maker, &l.attn_gate))),
                 sliding,
                 to: &s.act_attention,
             },

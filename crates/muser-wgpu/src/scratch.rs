@@ -5,7 +5,7 @@ use muser_model::Geometry;
 use crate::WgpuError;
 use crate::activations::Activations;
 use crate::device::{Buffer, Device};
-use crate::step_data::most_parts;
+use crate::eight::FEW_ROWS;
 use crate::weights::Weights;
 
 /// Most rows whose logits are computed at a time.
@@ -50,13 +50,25 @@ pub(crate) struct Scratch {
 }
 
 /// Values of the widest row of the scratch memory.
-pub(crate) fn widest(g: &Geometry) -> usize {
+fn widest(g: &Geometry) -> usize {
     g.hidden.max(g.ffn).max(g.q_width()).max(g.kv_width())
 }
 
 /// Rows of the top that are computed at a time: no more than a binding holds.
 pub(crate) fn top_rows(g: &Geometry, binding: u64) -> usize {
-    TOP_ROWS.min((binding / (4 * g.vocab.max(g.hidden) as u64)) as usize)
+    TOP_ROWS.min((binding / (16 * g.vocab.max(g.hidden) as u64)) as usize)
+}
+
+/// Rows of a step that fit a binding.
+pub(crate) fn step_rows(g: &Geometry, binding: u64) -> usize {
+    let fit = (binding / (4 * widest(g) as u64)) as usize;
+    // A step of few rows needs four times its rows ([`few_rows`]).
+    if fit >= 4 * FEW_ROWS as usize { fit } else { fit / 4 }
+}
+
+/// Rows of a product's output: where a step has few, each may leave up to four sums for it.
+pub(crate) fn few_rows(rows: usize) -> usize {
+    rows.max(4 * rows.min(FEW_ROWS as usize))
 }
 
 impl Scratch {
@@ -66,10 +78,11 @@ impl Scratch {
         weights: &Weights,
         rows: usize,
         top: usize,
+        split: u32,
     ) -> Result<Self, WgpuError> {
         let of = |values: usize, what: &str| device.buffer(values as u64 * 4, what);
-        let rows_of = |width: usize| of(rows * width, "a step's rows");
-        let parts = most_parts(rows) as usize;
+        let rows_of = |width: usize| of(few_rows(rows) * width, "a step's rows");
+        let parts = rows + split as usize;
         // Readers of the same rows, for all layers.
         let readers = |pick: fn(&crate::weights::LayerOnDevice) -> Vec<&crate::weights::Weight>| {
             weights.layers.iter().flat_map(pick).collect::<Vec<_>>()
@@ -91,7 +104,7 @@ impl Scratch {
             projected: rows_of(g.hidden)?,
             ffn_gate: rows_of(g.ffn)?,
             ffn_up: rows_of(g.ffn)?,
-            top: of(top * g.vocab, "logits")?,
+            top: of(few_rows(top) * g.vocab, "logits")?,
             logits: of(top * g.vocab, "logits")?,
             hidden: of(top * g.hidden, "hidden states")?,
             best: of(top * g.vocab.div_ceil(256) * 2, "logits")?,

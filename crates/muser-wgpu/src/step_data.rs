@@ -34,6 +34,7 @@ pub(crate) struct StepData {
     most_rows: usize,
     most_top: usize,
     tables: usize,
+    split: u32,
     top: Vec<u32>,
 }
 
@@ -45,13 +46,19 @@ pub(crate) struct Shape {
     pub(crate) parts: [u32; 2],
 }
 
-/// Partial results that rows of a step may have in all.
-pub(crate) fn most_parts(rows: usize) -> u64 {
-    rows as u64 + u64::from(MOST_SPLIT)
+/// Partial results beyond one a row that a step may have, `width` values each, where a binding has so many bytes.
+pub(crate) fn most_split(rows: usize, width: usize, binding: u64) -> u32 {
+    (binding / (4 * width as u64)).saturating_sub(rows as u64).min(u64::from(MOST_SPLIT)) as u32
 }
 
 impl StepData {
-    pub(crate) fn new(device: &Device, rows: usize, top: usize, blocks: usize) -> Result<Self, WgpuError> {
+    pub(crate) fn new(
+        device: &Device,
+        rows: usize,
+        top: usize,
+        blocks: usize,
+        split: u32,
+    ) -> Result<Self, WgpuError> {
         let tables = (RECORDS + RECORD * rows as u32) as usize + top;
         // Every row might be a sequence.
         let len = tables + 2 * rows * (blocks + 2);
@@ -61,6 +68,7 @@ impl StepData {
             most_rows: rows,
             most_top: top,
             tables,
+            split,
             top: Vec::with_capacity(rows),
         })
     }
@@ -86,7 +94,7 @@ impl StepData {
         self.top.clear();
         let (mut table, mut parts) = (self.tables, [0u32; 2]);
         // Later rows need one partial result each at least.
-        let mut left = if shape.rows <= SPLIT_ROWS { MOST_SPLIT } else { 0 };
+        let mut left = if shape.rows <= SPLIT_ROWS { self.split } else { 0 };
         for seq in batch.seqs() {
             let full_at = self.table(batch.full_table(seq), &mut table)?;
             let sliding_at = self.table(batch.sliding_table(seq), &mut table)?;
@@ -147,7 +155,7 @@ impl StepData {
     ) -> Result<(Shape, usize, usize), WgpuError> {
         let mut shape = Shape { rows: 0, parts: [1; 2] };
         self.top.clear();
-        let (mut table, mut parts, mut left, mut next) = (self.tables, 0, MOST_SPLIT, first);
+        let (mut table, mut parts, mut left, mut next) = (self.tables, 0, self.split, first);
         while let Some(seq) = batch.seqs().get(next) {
             let rows = seq.proposals + 1;
             if (shape.rows + rows) as usize > self.most_rows {

@@ -14,8 +14,9 @@ use crate::WgpuError;
 use crate::activations::Activations;
 use crate::call::{Axis, Call, Counts, Maker};
 use crate::device::{Buffer, Device, Recorder};
-use crate::products::{Output, Product};
+use crate::products::{Output, Product, output_segments};
 use crate::program::{Kind, Mode, Norm, Parts, Rotation, Store, norm, store};
+use crate::scratch::few_rows;
 use crate::step_data::ROWS_AT;
 use crate::text::{Source, shader};
 
@@ -38,7 +39,7 @@ impl ExtendBuffers {
         weights: &DraftWeights,
         rows: usize,
     ) -> Result<Self, WgpuError> {
-        let of = |width: usize| device.buffer((rows * width * 4) as u64, "the draft's context");
+        let of = |width: usize| device.buffer((few_rows(rows) * width * 4) as u64, "the draft's context");
         let readers: Vec<_> = weights.layers.iter().flat_map(|l| [&l.attn_k, &l.attn_v]).collect();
         Ok(Self {
             act_features: Activations::new(device, rows as u32, &[&weights.fc])?,
@@ -85,9 +86,16 @@ impl Extend {
             let grid = [Axis::Fixed(blocks), Axis::Rows(1), Axis::Fixed(1)];
             taps.push((*layer, maker.call(&source, &words, &views, grid)?));
         }
-        let output =
-            |to, width: usize| Output { step, to, width: width as u32, first_row: 0, count_at: ROWS_AT };
-        let fc = Product::new(maker, &w.fc, &b.act_features, output(&b.mapped, c.hidden))?;
+        let output = |to, width: usize| Output {
+            step,
+            to,
+            width: width as u32,
+            first_row: 0,
+            count_at: ROWS_AT,
+            whole: false,
+        };
+        let mapped = Output { whole: true, ..output(&b.mapped, c.hidden) };
+        let fc = Product::new(maker, &w.fc, &b.act_features, mapped)?;
         let features = Norm {
             mode: Mode::Plain,
             width: c.hidden,
@@ -96,6 +104,7 @@ impl Extend {
             post: &s.nothing,
             weight: &w.enc_output_norm,
             to: &b.act_mapped,
+            segments: 1,
             top: None,
             eps: c.rms_eps,
             post_eps: 0.0,
@@ -112,9 +121,11 @@ impl Extend {
                 to: kv,
                 factors: &s.sink,
                 slot: 3,
+                segments: output_segments(maker, &layer.attn_k),
                 blank: false,
             };
-            let value = Store { kind: Kind::Value, part: &b.v, ..key };
+            let segments = output_segments(maker, &layer.attn_v);
+            let value = Store { kind: Kind::Value, part: &b.v, segments, ..key };
             let mut store = |one| store(maker, step, drafter.heads(), one);
             let stores = [store(key)?, store(value)?];
             let blanks = [store(Store { blank: true, ..key })?, store(Store { blank: true, ..value })?];

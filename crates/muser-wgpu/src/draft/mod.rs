@@ -18,7 +18,7 @@ use crate::call::Maker;
 use crate::device::{Buffer, Device};
 use crate::program::{Heads, Parts};
 use crate::scratch::Scratch;
-use crate::step_data::StepData;
+use crate::step_data::{StepData, most_split};
 use crate::weights::{self, Loader, Weight};
 use extend::{Extend, ExtendBuffers};
 use round::{Round, RoundBuffers};
@@ -144,10 +144,12 @@ impl Drafter {
         let weights = DraftWeights::load(device, draft)?;
         // A window may lie across one block more than it fills.
         let blocks = config.window.div_ceil(BLOCK_LEN) + 2;
+        let rows_of_round = round_rows(&config);
+        let split = most_split(rows_of_round, config.q_width(), device.facts.binding);
         Ok(Self {
-            data: StepData::new(device, round_rows(&config), top, blocks)?,
+            data: StepData::new(device, rows_of_round, top, blocks, split)?,
             extend: ExtendBuffers::new(device, &config, &weights, rows)?,
-            round: RoundBuffers::new(device, &config, &weights, digits)?,
+            round: RoundBuffers::new(device, &config, &weights, digits, split)?,
             inverse_frequencies: arith::inverse_frequencies(f64::from(config.rope_theta), config.head_dim),
             rows: ContextRows::default(),
             calls: None,

@@ -8,16 +8,17 @@ use muser_backend::arith::attention::Digits;
 use muser_backend::kv_layout::HeadLayout;
 use muser_model::DflashConfig;
 
-use super::{DraftWeights, Drafter, Target, round_rows};
+use super::{DraftLayer, DraftWeights, Drafter, Target, round_rows};
 use crate::WgpuError;
 use crate::activations::Activations;
 use crate::call::{Call, Counts, Maker};
 use crate::device::{Buffer, Device};
-use crate::products::{Output, Product};
+use crate::products::{Output, Product, output_segments};
 use crate::program::{
     Attend, Block, BlockParts, Kind, Mode, Norm, Parts, Rotation, Store, embed, logits, norm,
 };
-use crate::step_data::{TOP_AT, most_parts};
+use crate::scratch::few_rows;
+use crate::step_data::TOP_AT;
 use crate::weights::Weight;
 
 /// Working memory of a round's rows.
@@ -48,10 +49,12 @@ impl RoundBuffers {
         c: &DflashConfig,
         weights: &DraftWeights,
         digits: Digits,
+        split: u32,
     ) -> Result<Self, WgpuError> {
         let rows = round_rows(c);
+        let wide = few_rows(rows);
         let of = |values: usize| device.buffer(values as u64 * 4, "a draft's round");
-        let parts = most_parts(rows) as usize;
+        let parts = rows + split as usize;
         let hidden: Vec<_> = weights
             .layers
             .iter()
@@ -63,16 +66,16 @@ impl RoundBuffers {
         let block = c.kv_heads * HeadLayout { dim: c.head_dim, digits }.bytes();
         Ok(Self {
             h: of(rows * c.hidden)?,
-            q: of(rows * c.q_width())?,
-            k: of(rows * c.kv_width())?,
-            v: of(rows * c.kv_width())?,
+            q: of(wide * c.q_width())?,
+            k: of(wide * c.kv_width())?,
+            v: of(wide * c.kv_width())?,
             queries: of(rows * c.q_width() / 2)?,
             query_factors: of(rows * c.heads)?,
             part_o: of(parts * c.q_width())?,
             part_l: of(parts * c.heads)?,
-            projected: of(rows * c.hidden)?,
-            ffn_gate: of(rows * c.ffn)?,
-            ffn_up: of(rows * c.ffn)?,
+            projected: of(wide * c.hidden)?,
+            ffn_gate: of(wide * c.ffn)?,
+            ffn_up: of(wide * c.ffn)?,
             factors: of(rows * 2)?,
             angles: of(rows * c.head_dim)?,
             // Each sequence has two rows at least.
@@ -108,10 +111,16 @@ impl Round {
         }
         let last = Norm {
             top: Some((drafter.data.top_at(), &s.hidden)),
-            ..residual(c, b, p, &w.output_norm, &s.act_top)
+            ..residual(maker, w.layers.last(), c, b, p, &w.output_norm, &s.act_top)
         };
-        let output =
-            Output { step, to: &s.top, width: p.geometry.vocab as u32, first_row: 0, count_at: TOP_AT };
+        let output = Output {
+            step,
+            to: &s.top,
+            width: p.geometry.vocab as u32,
+            first_row: 0,
+            count_at: TOP_AT,
+            whole: false,
+        };
         Ok(Self {
             embed: embed(maker, &p.weights.embedding, step, &s.nothing, &b.h)?,
             layers,
@@ -129,7 +138,15 @@ impl Round {
         kv: &Buffer,
     ) -> Result<Block, WgpuError> {
         let (c, l, b, s) = (&drafter.config, &drafter.weights.layers[index], &drafter.round, p.scratch);
-        let added = residual(c, b, p, &l.attn_norm, &b.act_hidden);
+        let added = residual(
+            maker,
+            index.checked_sub(1).map(|at| &drafter.weights.layers[at]),
+            c,
+            b,
+            p,
+            &l.attn_norm,
+            &b.act_hidden,
+        );
         let parts = BlockParts {
             step: &drafter.data.device,
             factors: &b.factors,
@@ -153,6 +170,7 @@ impl Round {
                 to: &b.queries,
                 factors: &b.query_factors,
                 slot: 2,
+                segments: 1,
                 blank: false,
             },
             kv: (&b.k, &b.v, &b.own),
@@ -182,6 +200,8 @@ impl Round {
 
 /// The norm of the round's residual stream, to which the product before is added.
 fn residual<'a>(
+    maker: &Maker<'_>,
+    before: Option<&DraftLayer>,
     c: &DflashConfig,
     b: &'a RoundBuffers,
     p: Parts<'a>,
@@ -196,6 +216,7 @@ fn residual<'a>(
         post: &p.scratch.nothing,
         weight,
         to,
+        segments: before.map_or(1, |l| output_segments(maker, &l.ffn_down)),
         top: None,
         eps: c.rms_eps,
         post_eps: 0.0,

@@ -20,8 +20,8 @@ use crate::device::{Buffer, Device};
 use crate::draft::Drafter;
 use crate::gpu::Gpu;
 use crate::program::{Parts, Program};
-use crate::scratch::{Scratch, top_rows, widest};
-use crate::step_data::{Shape, StepData, index};
+use crate::scratch::{Scratch, step_rows, top_rows};
+use crate::step_data::{Shape, StepData, index, most_split};
 use crate::weights::{self, Weights};
 
 mod blocks;
@@ -85,23 +85,22 @@ impl WgpuExecutor {
         let device = &gpu.device;
         let g = &model.geometry;
         let binding = device.facts.binding.min(device.facts.buffer);
-        let rows_that_fit = (binding / (4 * widest(g) as u64)) as usize;
-        let (max_rows, top_rows) = (options.max_rows.min(rows_that_fit), top_rows(g, binding));
+        let (max_rows, top_rows) = (options.max_rows.min(step_rows(g, binding)), top_rows(g, binding));
         if max_rows == 0 || top_rows == 0 {
-            let what = format!(
-                "a row of {} values, the device binds {binding} bytes at a time",
-                widest(g).max(g.vocab)
-            );
+            let (ffn, vocab) = (g.ffn, g.vocab);
+            let what =
+                format!("rows of {ffn} and {vocab} values, the device binds {binding} bytes at a time");
             return Err(WgpuError::Unsupported(what));
         }
+        let split = most_split(max_rows, g.q_width(), binding);
         let needed = weights::bytes_of(model.matrices());
         let available = device.available();
         if needed > available {
             return Err(WgpuError::OutOfMemory { what: "the weights".into(), needed, available });
         }
         let weights = Weights::load(device, &model)?;
-        let scratch = Scratch::new(device, g, &weights, max_rows, top_rows)?;
-        let step = StepData::new(device, max_rows, top_rows, g.context.div_ceil(BLOCK_LEN))?;
+        let scratch = Scratch::new(device, g, &weights, max_rows, top_rows, split)?;
+        let step = StepData::new(device, max_rows, top_rows, g.context.div_ceil(BLOCK_LEN), split)?;
         let inverse_frequencies = arith::inverse_frequencies(f64::from(g.rope_theta), g.head_dim);
         let info = info(device, &model, options.kv, digits, max_rows);
         let mut executor = Self {
