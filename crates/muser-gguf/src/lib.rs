@@ -23,4 +23,4 @@ pub use error::GgufError;
 pub use file::{GgufFile, TensorInfo};
 pub use types::GgmlType;
 pub use value::{Array, ByteStrings, Value, ValueType};
-pub use writer::{DataSink, GgufHeader, GgufWriter};
+pub use writer::{DataSink, GgufHeader, GgufWriter, write_at};

@@ -4,6 +4,7 @@
 //! several threads and at the places that [`GgufHeader::place`] names.
 
 use std::collections::HashSet;
+use std::fs::File;
 use std::io::{self, Write};
 
 use crate::parse::tensor_bytes;
@@ -273,4 +274,24 @@ fn put_array(out: &mut Vec<u8>, array: Array<'_>) {
 
 fn sink_error(source: io::Error) -> GgufError {
     GgufError::Io { path: "the output".to_owned(), source }
+}
+
+/// Writes all of `bytes` at a place of a file, which several threads may do at the same time.
+#[cfg(unix)]
+pub fn write_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::write_all_at(file, bytes, offset)
+}
+
+/// Writes all of `bytes` at a place of a file, which several threads may do at the same time.
+#[cfg(windows)]
+pub fn write_at(file: &File, mut bytes: &[u8], mut offset: u64) -> io::Result<()> {
+    while !bytes.is_empty() {
+        let written = std::os::windows::fs::FileExt::seek_write(file, bytes, offset)?;
+        if written == 0 {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        bytes = &bytes[written..];
+        offset += written as u64;
+    }
+    Ok(())
 }

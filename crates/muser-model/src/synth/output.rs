@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 
-use muser_gguf::{GgufError, GgufHeader};
+use muser_gguf::{GgufError, GgufHeader, write_at};
 
 use super::fill::{fill, key_of};
 use super::plan::Planned;
@@ -133,24 +133,6 @@ fn pieces(header: &GgufHeader, tensors: &[Planned]) -> Vec<Piece> {
 fn make(piece: &Piece, tensors: &[Planned], seed: u64, out: &mut [u8]) {
     let tensor = &tensors[piece.tensor];
     fill(out, tensor.ty, tensor.fill, key_of(&tensor.name, seed), piece.first_block);
-}
-
-#[cfg(unix)]
-fn write_at(file: &File, bytes: &[u8], offset: u64) -> std::io::Result<()> {
-    std::os::unix::fs::FileExt::write_all_at(file, bytes, offset)
-}
-
-#[cfg(windows)]
-fn write_at(file: &File, mut bytes: &[u8], mut offset: u64) -> std::io::Result<()> {
-    while !bytes.is_empty() {
-        let written = std::os::windows::fs::FileExt::seek_write(file, bytes, offset)?;
-        if written == 0 {
-            return Err(std::io::ErrorKind::WriteZero.into());
-        }
-        bytes = &bytes[written..];
-        offset += written as u64;
-    }
-    Ok(())
 }
 
 fn io_error(path: &Path, source: std::io::Error) -> ModelError {
