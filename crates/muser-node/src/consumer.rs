@@ -15,13 +15,16 @@ use muser_handoff::{
 };
 use muser_kv::{BLOCK_LEN, KvGroup};
 
+use crate::audit::ONE_IN;
 use crate::choose::soonest;
 use crate::circuit::Circuit;
 use crate::figures::Counters;
-use crate::job::{Job, JobSink, Request, Retry};
+use crate::job::{Job, JobSink, Kept, Request, Retry};
 use crate::landing::{Block, Landing};
+use crate::nodes::{Audit, AuditFrom, NodeUse};
+use crate::options::{NodeOptions, Preference};
 use crate::quotes::{Bytes, Question, block_hashes, offer};
-use crate::source::{HandedPrefix, JobId, NodeOptions, Numbers, Preference, Rejected, Told};
+use crate::told::{HandedPrefix, JobId, Numbers, Told};
 
 /// A stage's window must fit through the link beside the rows, with room to spare.
 const ROOM: f64 = 1.75;
@@ -38,8 +41,10 @@ pub(crate) struct Consumer {
     facts: Facts,
     bytes: Bytes,
     options: NodeOptions,
+    nodes: NodeUse,
     counters: Arc<Counters>,
-    rejected: Rejected,
+    /// Hand-offs that each node has brought to their end.
+    installed: HashMap<Arc<str>, u64>,
     tell: Sender<Told>,
     questions: HashMap<u32, Question>,
     jobs: HashMap<JobId, Job>,
@@ -52,8 +57,7 @@ impl Consumer {
         peers: Arc<dyn Peers>,
         facts: Facts,
         options: NodeOptions,
-        counters: Arc<Counters>,
-        rejected: Rejected,
+        nodes: NodeUse,
         tell: Sender<Told>,
     ) -> Self {
         let row = |group| {
@@ -70,8 +74,9 @@ impl Consumer {
             facts,
             bytes,
             options,
-            counters,
-            rejected,
+            counters: Arc::clone(&nodes.counters),
+            nodes,
+            installed: HashMap::new(),
             tell,
             questions: HashMap::new(),
             jobs: HashMap::new(),
@@ -187,7 +192,7 @@ impl Consumer {
         let Some(hello) = peer.hello.as_ref().filter(|_| peer.connected) else { return false };
         let named = self.options.only.as_ref().is_none_or(|only| only.iter().any(|other| **other == **name));
         let well = self.circuits.get(name).is_none_or(|circuit| circuit.lets_through(now));
-        let rejected = self.rejected.lock().unwrap_or_else(PoisonError::into_inner).contains(name);
+        let rejected = self.nodes.is_rejected(name);
         let draining = peer.load.as_ref().is_some_and(|(load, _)| load.draining);
         named
             && well
@@ -238,6 +243,7 @@ impl Consumer {
         let stages = self.stages(held, cut, quoted.known as usize, quoted.compute_ms, rate);
         let budget = asked.query.time_left().unwrap_or(self.options.budget).min(self.options.budget);
         let job = Job {
+            scope: asked.query.scope(),
             pace: Arc::new(*asked.query.pace()),
             priority: (128 - asked.query.priority().clamp(-127, 128)).clamp(0, 255) as u8,
             landing: Arc::new(Landing::new(self.facts.planes.clone())),
@@ -256,6 +262,7 @@ impl Consumer {
             series: None,
             turns: 0,
             asked_again: false,
+            kept: None,
             retry: None,
         };
         let id = NUMBERS.next();
@@ -387,8 +394,11 @@ impl Consumer {
 
     /// Asks a node for what lacks of the series.
     fn request(&mut self, id: JobId, node: &Arc<str>) {
+        let is_looked_after = self.is_looked_after(node);
         let Some(job) = self.jobs.get_mut(&id) else { return };
         let Some(series) = job.series.take() else { return };
+        // What two nodes brought together says nothing of either.
+        job.kept = (is_looked_after && series.received().is_empty()).then(Kept::default);
         self.circuits.entry(Arc::clone(node)).or_default().note_chosen();
         job.turns += 1;
         job.retry = None;
@@ -399,6 +409,7 @@ impl Consumer {
             turn,
             landing: Arc::clone(&job.landing),
             counters: Arc::clone(&self.counters),
+            kept: job.kept.clone(),
             tell: Mutex::new(self.tell.clone()),
         };
         let budget = job.until.saturating_duration_since(Instant::now());
@@ -460,6 +471,7 @@ impl Consumer {
                 circuit.note_success();
                 if job.known >= job.cut() {
                     Counters::add(&self.counters.installed, 1);
+                    self.audit(id, node);
                     self.drop_job(id);
                 }
                 return;
@@ -486,6 +498,29 @@ impl Consumer {
             self.look_again(id, now);
         } else {
             self.go_elsewhere(id, now);
+        }
+    }
+
+    /// Is a hand-off of the node to be looked after: its first, or one in so many?
+    fn is_looked_after(&self, node: &Arc<str>) -> bool {
+        self.installed.get(node).copied().unwrap_or_default().is_multiple_of(ONE_IN)
+    }
+
+    /// Has rows of a hand-off compared with what is computed here: those of its beginning, or those behind its last stage.
+    fn audit(&mut self, id: JobId, node: Arc<str>) {
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        let count = self.installed.entry(Arc::clone(&node)).or_default();
+        let stage = job.stages.last().filter(|_| !(*count / ONE_IN).is_multiple_of(2));
+        *count += 1;
+        let Some(kept) = job.kept.take() else { return };
+        let from = match stage {
+            Some(&stage) => AuditFrom::Stage(stage as usize),
+            None => {
+                AuditFrom::Start(std::mem::take(&mut *kept.lock().unwrap_or_else(PoisonError::into_inner)))
+            }
+        };
+        if let Some(audits) = &*self.nodes.audits.lock().unwrap_or_else(PoisonError::into_inner) {
+            let _ = audits.send(Audit { node, ids: Arc::clone(&job.ids), scope: job.scope, from });
         }
     }
 

@@ -45,6 +45,8 @@ figures! {
     given_up,
     /// Of these, because computing here had become sooner.
     overtaken,
+    /// Hand-offs of which rows were computed here, too, and compared.
+    audited,
     /// Bytes of rows that came.
     received_bytes,
     /// Requests of peers taken.

@@ -11,8 +11,8 @@ use muser_engine::{
 use muser_handoff::{Ended, Outlet, Plan, RESUMPTION, Reason};
 use muser_kv::{BLOCK_LEN, CacheScope, KvGroup};
 
-use crate::producer::Seat;
 use crate::quotes::block_hashes;
+use crate::seats::Seat;
 
 /// How often the thread looks whether anybody still wants it: a step of the engine is longer.
 const LOOK: Duration = Duration::from_millis(20);

@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 
 use muser_engine::{Delivery, LocalPace};
 use muser_handoff::{FetchEnd, Fetching, Place, Series, Sink};
-use muser_kv::BLOCK_LEN;
+use muser_kv::{BLOCK_LEN, CacheScope, KvGroup};
 
+use crate::audit::START_BLOCKS;
 use crate::figures::Counters;
 use crate::landing::{Block, Landing};
-use crate::source::{JobId, Told};
+use crate::told::{JobId, Told};
 
 /// A request that goes on.
 pub(crate) struct Request {
@@ -33,6 +34,7 @@ pub(crate) struct Retry {
 /// A hand-off.
 pub(crate) struct Job {
     pub(crate) ids: Arc<[u32]>,
+    pub(crate) scope: CacheScope,
     pub(crate) stages: Vec<u32>,
     /// Nodes that could go on, soonest first, with the time that each would have taken.
     pub(crate) nodes: VecDeque<(Arc<str>, Duration)>,
@@ -58,6 +60,8 @@ pub(crate) struct Job {
     pub(crate) turns: u32,
     /// The node it is being read by has been asked a second time.
     pub(crate) asked_again: bool,
+    /// What came of the beginning, if its node is to be looked after.
+    pub(crate) kept: Option<Kept>,
     /// A connection may be coming back: when to look again, and until when.
     pub(crate) retry: Option<Retry>,
 }
@@ -86,12 +90,16 @@ impl Job {
     }
 }
 
+/// Rows of a prompt's beginning as they came, for an audit.
+pub(crate) type Kept = Arc<Mutex<Vec<(Place, Box<[u8]>)>>>;
+
 /// The transport's view of a job.
 pub(crate) struct JobSink {
     pub(crate) job: JobId,
     pub(crate) turn: u32,
     pub(crate) landing: Arc<Landing>,
     pub(crate) counters: Arc<Counters>,
+    pub(crate) kept: Option<Kept>,
     pub(crate) tell: Mutex<Sender<Told>>,
 }
 
@@ -109,6 +117,12 @@ impl Sink for JobSink {
 
     fn chunk(&self, place: &Place, rows: &[u8]) -> bool {
         let taken = self.landing.take(place, rows);
+        if let Some(kept) = &self.kept
+            && place.group == KvGroup::Full
+            && (place.block as usize) < START_BLOCKS
+        {
+            kept.lock().unwrap_or_else(PoisonError::into_inner).push((*place, rows.into()));
+        }
         if taken {
             Counters::add(&self.counters.received_bytes, rows.len() as u64);
         }

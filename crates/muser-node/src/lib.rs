@@ -6,11 +6,16 @@
 //! bound it. Whatever goes wrong ends in the same series of chunks being asked for again, there or elsewhere, or in the prompt
 //! being computed from the last stage: no fault of a node is an error to a client.
 //!
+//! That a node computes the same bits is promised by its identity and shown by a [`canary`] when it is added, and by audits of
+//! what it brings ([`Auditor`]).
+//!
 //! [`Producer`] is the other side: what a peer asks for is an engine request that samples nothing, whose blocks leave while
 //! later rows are computed.
 //!
 //! Frames, TLS and the registry of nodes are `muser-handoff`'s. Nothing here knows a socket, and nothing there an engine.
 
+mod audit;
+mod canary;
 mod choose;
 mod circuit;
 mod consumer;
@@ -19,11 +24,21 @@ mod figures;
 mod give;
 mod job;
 mod landing;
+mod nodes;
+mod options;
 mod producer;
 mod quotes;
+mod seats;
 mod source;
+mod state;
+mod told;
 
+pub use audit::Auditor;
+pub use canary::{CanaryError, CanaryReport, canary};
 pub use facts::{FactsError, facts};
 pub use figures::NodeFigures;
-pub use producer::{Producer, ProducerOptions};
-pub use source::{NodeOptions, NodeSource, NodeUse, Preference};
+pub use nodes::NodeUse;
+pub use options::{NodeOptions, Preference};
+pub use producer::{NotServing, Producer};
+pub use seats::ProducerOptions;
+pub use source::NodeSource;

@@ -1,5 +1,7 @@
 //! E6: what a node has read is, bit for bit, what is read here.
 
+use muser_node::Producer;
+
 use crate::support::{Bench, ask, assert_idle, prompt, read_here, state_digest};
 
 /// Asks here and there, and compares all there is; answers with what the consumer computed.
@@ -20,7 +22,7 @@ fn count(few: u64) -> u64 {
 
 #[test]
 fn what_a_node_reads_is_what_is_read_here() {
-    let bench = Bench::new(8192, 1);
+    let bench = Bench::tls(8192, 1);
     let mut rng = muser_testkit::Rng(6);
     for seed in 0..count(12) {
         let len = 1 + rng.below(if seed % 4 == 3 { 4097 } else { 1400 });
@@ -29,7 +31,7 @@ fn what_a_node_reads_is_what_is_read_here() {
             assert_eq!(computed, 1, "of {len} positions");
         }
     }
-    let figures = bench.nodes.figures();
+    let figures = bench.settled();
     assert!(figures.installed > 0 && figures.given_up == 0, "{figures:?}");
     assert_eq!(bench.consumer.metrics().handed_tokens, bench.consumer.metrics().external_hits);
     assert_eq!(bench.given(), figures.installed);
@@ -38,16 +40,16 @@ fn what_a_node_reads_is_what_is_read_here() {
 
 #[test]
 fn a_delta_is_what_the_whole_would_have_been_and_sends_only_what_lacks() {
-    let bench = Bench::new(8192, 1);
+    let bench = Bench::tls(8192, 1);
     let mut rng = muser_testkit::Rng(7);
     for seed in 0..count(8) {
         let len = 600 + rng.below(if seed % 4 == 3 { 3400 } else { 1000 });
         let held = 256 + rng.below(len - 560);
         let prompt = prompt(1000 + seed, len);
         read_here(&bench.consumer, &prompt[..held]);
-        let before = bench.wire.bytes();
+        let before = bench.nodes.figures().received_bytes;
         assert_eq!(compare(&bench, &prompt), 1, "{held} of {len} were held");
-        let sent = bench.wire.bytes() - before;
+        let sent = bench.nodes.figures().received_bytes - before;
         let lacking = crate::support::bytes_of_rows(held / 256 * 256, len - 1);
         assert!(sent as f64 <= lacking as f64 * 1.01, "{sent} bytes of {lacking}: {held} of {len} were held");
     }
@@ -57,13 +59,13 @@ fn a_delta_is_what_the_whole_would_have_been_and_sends_only_what_lacks() {
 
 #[test]
 fn a_prefix_that_comes_in_stages_is_the_same() {
-    let bench = Bench::new(512, 1);
+    let bench = Bench::tls(512, 1);
     let mut rng = muser_testkit::Rng(8);
     for seed in 0..count(6) {
         let len = 1100 + rng.below(if seed % 3 == 2 { 2900 } else { 900 });
         assert_eq!(compare(&bench, &prompt(2000 + seed, len)), 1);
     }
-    let figures = bench.nodes.figures();
+    let figures = bench.settled();
     assert_eq!(figures.given_up, 0, "{figures:?}");
     assert!(figures.stages >= figures.installed * 3, "{figures:?}");
     bench.assert_idle();
@@ -71,7 +73,7 @@ fn a_prefix_that_comes_in_stages_is_the_same() {
 
 #[test]
 fn what_the_node_knows_already_has_no_stages_and_is_the_same() {
-    let bench = Bench::new(512, 1);
+    let bench = Bench::tls(512, 1);
     let prompt = prompt(3000, 1900);
     for forget in [false, true] {
         // Once as far as the node said that it knows, once further than it remembers.
@@ -79,7 +81,7 @@ fn what_the_node_knows_already_has_no_stages_and_is_the_same() {
         assert_idle(&bench.consumer);
         bench.consumer.forget_prefixes();
         if forget {
-            let giver = muser_node::Producer::scope_of(&muser_handoff::NodeKey([9; 32]));
+            let giver = Producer::scope_of(&bench.net().consumer.key());
             crate::support::read(&bench.producers[0], &prompt[..1700], giver);
         }
     }
@@ -91,7 +93,7 @@ fn what_the_node_knows_already_has_no_stages_and_is_the_same() {
 
 #[test]
 fn sixteen_at_once_from_two_nodes_are_each_what_they_are_alone() {
-    let bench = Bench::new(512, 2);
+    let bench = Bench::tls(512, 2);
     let prompts: Vec<Vec<u32>> =
         (0..16).map(|i| prompt(4000 + i % 12, 300 + 20 * (i as usize % 12))).collect();
     let answers: Vec<_> = std::thread::scope(|scope| {
@@ -102,7 +104,7 @@ fn sixteen_at_once_from_two_nodes_are_each_what_they_are_alone() {
     for (prompt, there) in prompts.iter().zip(&answers) {
         assert_eq!(there.tokens, ask(&bench.local, prompt, 3).tokens);
     }
-    let figures = bench.nodes.figures();
+    let figures = bench.settled();
     assert_eq!(figures.given_up, 0, "{figures:?}");
     assert!(figures.begun <= 12, "the same prompt is fetched once: {figures:?}");
     assert!(bench.givers.iter().all(|giver| giver.figures().given > 0), "both had something to do");

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use muser_handoff::testing::Faults;
+
 use crate::support::{Bench, ask, assert_idle, prompt};
 use crate::wire::Fault;
 use muser_engine::{Request, SamplingParams};
@@ -21,13 +23,13 @@ fn faults_at_random_places_change_no_answer_and_leave_no_memory() {
             let bench = if round % 6 == 0 { &Bench::new(512, nodes) } else { &bench };
             let prompt = prompt(10_000 * nodes as u64 + round, 700 + rng.below(1200));
             for node in 0..nodes {
-                bench.wire.set_fault(node, rng.below(40) as u64, fault);
+                bench.wire().set_fault(node, rng.below(40) as u64, fault);
             }
             let there = ask(&bench.consumer, &prompt, 3);
             assert_eq!(there.tokens, ask(&bench.local, &prompt, 3).tokens, "{fault:?}, {nodes} nodes");
             let usage = there.usage;
             assert!(usage.handed_tokens <= usage.cached_tokens && usage.cached_tokens < prompt.len() as u32);
-            bench.wire.heal();
+            bench.wire().heal();
             assert_idle(&bench.consumer);
         }
         bench.assert_idle();
@@ -40,15 +42,15 @@ fn a_connection_that_breaks_is_resumed_and_nothing_is_sent_twice() {
     for round in 0..if muser_testkit::is_long() { 50 } else { 6 } {
         let bench = Bench::new(8192, 1);
         let prompt = prompt(20_000 + round, 1200 + rng.below(600));
-        bench.wire.set_fault(0, 1 + rng.below(15) as u64, Fault::Cut);
+        bench.wire().set_fault(0, 1 + rng.below(15) as u64, Fault::Cut);
         let there = ask(&bench.consumer, &prompt, 3);
-        let figures = bench.nodes.figures();
+        let figures = bench.settled();
         assert_eq!((figures.resumed, figures.installed, figures.given_up), (1, 1, 0), "{figures:?}");
         assert_eq!(there.usage.handed_tokens as usize, prompt.len() - 1);
         assert_eq!(bench.consumer.metrics().prefill_rows, 1);
         // The chunk that was on its way when it broke is the only one that may have come in vain.
         let payload = crate::support::bytes_of_rows(0, prompt.len() - 1) as f64;
-        assert!(bench.wire.bytes() as f64 <= payload * 1.05, "{} of {payload}", bench.wire.bytes());
+        assert!(bench.wire().bytes() as f64 <= payload * 1.05, "{} of {payload}", bench.wire().bytes());
         assert_eq!(there.tokens, ask(&bench.local, &prompt, 3).tokens);
         bench.assert_idle();
     }
@@ -59,18 +61,18 @@ fn a_node_that_dies_is_followed_by_another_one_or_by_this_one_from_the_last_stag
     // The 25th chunk is behind the first stage of 4.
     let bench = Bench::new(512, 2);
     let prompt = prompt(30_000, 2100);
-    (0..2).for_each(|node| bench.wire.set_fault(node, 25, Fault::Kill));
+    (0..2).for_each(|node| bench.wire().set_fault(node, 25, Fault::Kill));
     let there = ask(&bench.consumer, &prompt, 3);
-    let figures = bench.nodes.figures();
+    let figures = bench.settled();
     assert_eq!(there.tokens, ask(&bench.local, &prompt, 3).tokens);
     assert_eq!(figures.moved, 1, "{figures:?}");
-    bench.wire.heal();
+    bench.wire().heal();
 
     let bench = Bench::new(512, 1);
-    bench.wire.set_fault(0, 25, Fault::Kill);
+    bench.wire().set_fault(0, 25, Fault::Kill);
     let began = Instant::now();
     let there = ask(&bench.consumer, &prompt, 3);
-    let figures = bench.nodes.figures();
+    let figures = bench.settled();
     assert_eq!((figures.installed, figures.given_up), (0, 1), "{figures:?}, {:?}", began.elapsed());
     let usage = there.usage;
     assert!(usage.handed_tokens >= 512 && usage.handed_tokens.is_multiple_of(512), "{usage:?}");
@@ -103,9 +105,9 @@ fn a_client_that_leaves_stops_the_node_within_a_step() {
 fn without_nodes_that_answer_a_prompt_is_read_here_after_at_most_the_time_for_asking() {
     for silent in [false, true] {
         let options = NodeOptions { preference: Preference::Nodes, ..NodeOptions::default() };
-        let bench = Bench::with(options, 1);
+        let bench = Bench::with(options, 1, false);
         if silent {
-            bench.wire.silence();
+            bench.wire().silence();
         } else {
             bench.givers[0].drain();
         }
@@ -123,7 +125,7 @@ fn without_nodes_that_answer_a_prompt_is_read_here_after_at_most_the_time_for_as
 #[test]
 fn a_prompt_that_is_read_sooner_here_is_read_here() {
     let options = NodeOptions { least_local: Duration::from_mins(1), ..NodeOptions::default() };
-    let bench = Bench::with(options, 1);
+    let bench = Bench::with(options, 1, false);
     // Nobody has measured anything here: the node is asked.
     let there = ask(&bench.consumer, &prompt(60_000, 300), 2);
     assert_eq!(there.usage.handed_tokens, 299);
@@ -156,4 +158,28 @@ fn a_node_whose_memory_is_needed_says_so_and_the_rest_is_read_here() {
     });
     crate::support::read(&bench.producers[0], &prompts[0][..300], scope);
     bench.assert_idle();
+}
+
+#[test]
+fn faults_of_the_network_change_no_answer_and_leave_no_memory() {
+    let bench = Bench::tls(512, 2);
+    let rounds = if muser_testkit::is_long() { 500 } else { 10 };
+    for round in 0..rounds {
+        let prompt = prompt(80_000 + round, 600 + round as usize * 97 % 1300);
+        let bytes = support_bytes(&prompt);
+        for (index, relay) in bench.net().relays.iter().enumerate() {
+            relay.set(Faults::random(2 * round + index as u64, bytes));
+        }
+        let there = ask(&bench.consumer, &prompt, 2);
+        assert_eq!(there.tokens, ask(&bench.local, &prompt, 2).tokens, "round {round}");
+        bench.net().relays.iter().for_each(|relay| relay.set(Faults::default()));
+        assert_idle(&bench.consumer);
+    }
+    bench.assert_idle();
+    let figures = bench.nodes.figures();
+    assert!(figures.begun > 0, "{figures:?}");
+}
+
+fn support_bytes(prompt: &[u32]) -> u64 {
+    crate::support::bytes_of_rows(0, prompt.len() - 1) as u64
 }

@@ -4,6 +4,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use crate::net::Net;
 use crate::wire::Wire;
 use muser_backend::{Executor, KvType};
 use muser_cpu::{CpuExecutor, CpuOptions};
@@ -11,10 +12,10 @@ use muser_engine::{
     Engine, EngineConfig, EngineHandle, Event, PrefixOffer, PrefixOutlet, PrefixSource, Request,
     SamplingParams, Usage,
 };
-use muser_handoff::{Component, Facts};
+use muser_handoff::{Component, Facts, Peers};
 use muser_kv::{BLOCK_LEN, CacheScope, KvGroup};
 use muser_model::Model;
-use muser_node::{NodeOptions, NodeSource, NodeUse, Preference, Producer, ProducerOptions};
+use muser_node::{NodeFigures, NodeOptions, NodeSource, NodeUse, Preference, Producer, ProducerOptions};
 use muser_pack::WeightsRoot;
 
 pub(crate) fn model() -> Arc<Model> {
@@ -23,9 +24,12 @@ pub(crate) fn model() -> Arc<Model> {
 
 /// An executor of its own.
 pub(crate) fn executor() -> CpuExecutor {
+    executor_of(Model::load(muser_testkit::muse_tiny()).expect("it loads"))
+}
+
+pub(crate) fn executor_of(model: Model) -> CpuExecutor {
     let options = CpuOptions { threads: Some(1), max_rows: 512, kv: KvType::Int16, ..CpuOptions::default() };
-    CpuExecutor::new(Model::load(muser_testkit::muse_tiny()).expect("it loads"), options)
-        .expect("an executor")
+    CpuExecutor::new(model, options).expect("an executor")
 }
 
 pub(crate) fn facts() -> Facts {
@@ -36,7 +40,14 @@ pub(crate) fn facts() -> Facts {
 }
 
 pub(crate) fn engine(config: EngineConfig, source: Option<Box<dyn PrefixSource>>) -> EngineHandle {
-    let executor = executor();
+    engine_of(executor(), config, source)
+}
+
+pub(crate) fn engine_of(
+    executor: CpuExecutor,
+    config: EngineConfig,
+    source: Option<Box<dyn PrefixSource>>,
+) -> EngineHandle {
     let geometry = model().geometry.clone();
     Engine::spawn_with(Box::new(executor), geometry, config, source).expect("an engine")
 }
@@ -141,40 +152,71 @@ pub(crate) struct Bench {
     pub(crate) consumer: EngineHandle,
     pub(crate) producers: Vec<EngineHandle>,
     pub(crate) givers: Vec<Arc<Producer>>,
-    pub(crate) wire: Arc<Wire>,
+    /// Connections without sockets, or sockets.
+    pub(crate) wire: Option<Arc<Wire>>,
+    pub(crate) net: Option<Net>,
     pub(crate) nodes: NodeUse,
 }
 
 impl Bench {
     pub(crate) fn new(stage_every: u32, nodes: usize) -> Self {
-        let options = NodeOptions {
-            preference: Preference::Nodes,
-            stage_every,
-            ask_for: Duration::from_secs(2),
-            ..NodeOptions::default()
-        };
-        Self::with(options, nodes)
+        Self::with(always(stage_every), nodes, false)
     }
 
-    pub(crate) fn with(options: NodeOptions, nodes: usize) -> Self {
+    /// The same over TLS.
+    pub(crate) fn tls(stage_every: u32, nodes: usize) -> Self {
+        Self::with(always(stage_every), nodes, true)
+    }
+
+    pub(crate) fn wire(&self) -> &Wire {
+        self.wire.as_ref().expect("without sockets")
+    }
+
+    pub(crate) fn net(&self) -> &Net {
+        self.net.as_ref().expect("with sockets")
+    }
+
+    pub(crate) fn peers(&self) -> Arc<dyn Peers> {
+        match (&self.wire, &self.net) {
+            (Some(wire), _) => Arc::clone(wire) as _,
+            (_, Some(net)) => Arc::clone(&net.consumer) as _,
+            _ => unreachable!("one of them"),
+        }
+    }
+
+    pub(crate) fn with(options: NodeOptions, nodes: usize, tls: bool) -> Self {
+        let producers = (0..nodes).map(|_| engine(config(), None)).collect();
+        Self::of(options, producers, tls)
+    }
+
+    pub(crate) fn of(options: NodeOptions, producers: Vec<EngineHandle>, tls: bool) -> Self {
         let facts = facts();
-        let producers: Vec<EngineHandle> = (0..nodes).map(|_| engine(config(), None)).collect();
         let giver = |engine: &EngineHandle| {
             let options = ProducerOptions { most_of_a_peer: 16, ..ProducerOptions::default() };
             Arc::new(Producer::new(engine.clone(), facts.clone(), options))
         };
         let givers: Vec<Arc<Producer>> = producers.iter().map(giver).collect();
-        let names = ["first", "second", "third"];
-        let all =
-            names.into_iter().zip(&givers).map(|(name, giver)| (name, Arc::clone(giver) as _)).collect();
-        let wire = Wire::new(facts.clone(), all);
-        let (source, nodes) = NodeSource::start(Arc::clone(&wire) as _, facts, options).expect("a thread");
+        let (wire, net) = if tls {
+            let givers = givers.iter().map(|giver| Arc::clone(giver) as _).collect();
+            (None, Some(Net::new(facts.clone(), givers)))
+        } else {
+            let names = ["first", "second", "third"].into_iter().zip(&givers);
+            let all = names.map(|(name, giver)| (name, Arc::clone(giver) as _)).collect();
+            (Some(Wire::new(facts.clone(), all)), None)
+        };
+        let peers: Arc<dyn Peers> = match (&wire, &net) {
+            (Some(wire), _) => Arc::clone(wire) as _,
+            (_, Some(net)) => Arc::clone(&net.consumer) as _,
+            _ => unreachable!("one of them"),
+        };
+        let (source, nodes) = NodeSource::start(peers, facts, options).expect("a thread");
         Self {
             local: engine(config(), None),
             consumer: engine(config(), Some(Box::new(source))),
             producers,
             givers,
             wire,
+            net,
             nodes,
         }
     }
@@ -182,6 +224,19 @@ impl Bench {
     /// Requests of peers that came to their end.
     pub(crate) fn given(&self) -> u64 {
         self.givers.iter().map(|giver| giver.figures().given).sum()
+    }
+
+    /// The figures once every hand-off has come to its end.
+    pub(crate) fn settled(&self) -> NodeFigures {
+        let until = std::time::Instant::now() + Duration::from_secs(20);
+        loop {
+            let now = self.nodes.figures();
+            if now.begun <= now.installed + now.given_up {
+                return now;
+            }
+            assert!(std::time::Instant::now() < until, "a hand-off never ends: {now:?}");
+            std::thread::sleep(Duration::from_millis(2));
+        }
     }
 
     /// Nobody holds anything any more.
@@ -192,6 +247,16 @@ impl Bench {
             assert!(std::time::Instant::now() < until, "a request of a peer never ends");
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+}
+
+/// Nodes wherever there is one.
+pub(crate) fn always(stage_every: u32) -> NodeOptions {
+    NodeOptions {
+        preference: Preference::Nodes,
+        stage_every,
+        ask_for: Duration::from_secs(2),
+        ..NodeOptions::default()
     }
 }
 

@@ -299,11 +299,8 @@ impl Conn {
                     let sink = lock(&self.sinks).remove(&transfer);
                     sink.into_iter().for_each(|sink| sink.ended(Clone::clone(&*series), end.clone()));
                 }
-                Doing::Serve(transfer, request) => {
+                Doing::Serve(transfer, request, plan) => {
                     let Some(node) = self.node.upgrade() else { continue };
-                    let producer =
-                        self.link(false).producer(transfer).map(|producer| Arc::clone(producer.plan()));
-                    let Some(plan) = producer else { continue };
                     let outlet = Arc::new(WireOutlet {
                         conn: Arc::clone(self),
                         transfer,
@@ -496,6 +493,7 @@ impl Peers for Wire {
             let hello = conn.as_ref().and_then(|conn| lock(&conn.consumer).theirs().cloned());
             PeerState {
                 peer: node.peer.clone(),
+                address: None,
                 may_prefill: true,
                 connected: conn.is_some(),
                 hello,
