@@ -17,13 +17,14 @@ use crate::ids::TransferId;
 use crate::link::{Doing, Link};
 use crate::peers::{Answer, Fetch, FetchEnd, Fetching, Peer, Serving, Sink};
 use crate::producer::Wants;
-use crate::{
-    Component, Ended, MAX_CHUNK_BYTES, Nonce, Outlet, Plan, Planes, Reason, Refusal, Refusals, Request,
-    Series,
-};
+use crate::{Component, Ended, Nonce, Outlet, Plan, Planes, Reason, Refusal, Refusals, Request, Series};
 
 /// Bytes of rows that wait to be written.
 const QUEUED_BYTES: u64 = 16 << 20;
+/// Chunks of a stream that are in memory: one that is read, one that waits, one that is checked.
+const BUFFERS: usize = 3;
+/// Buffers that are kept for the next frames.
+const SPARE: usize = 32;
 /// How long a connection that is over is given to say why.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Things to be told that may wait; beyond it signs of life are left out.
@@ -41,12 +42,6 @@ pub(crate) struct Totals {
     pub(crate) bytes_out: AtomicU64,
     pub(crate) chunks_in: AtomicU64,
     pub(crate) chunks_out: AtomicU64,
-}
-
-/// What is to be written.
-struct Outgoing {
-    head: Vec<u8>,
-    rows: Vec<u8>,
 }
 
 /// A transfer that this side takes.
@@ -73,8 +68,11 @@ struct Books {
     giving: HashMap<TransferId, Arc<Giving>>,
     answers: HashMap<u32, Answer>,
     control: VecDeque<Vec<u8>>,
-    rows: VecDeque<Outgoing>,
+    /// Whole CHUNK frames.
+    rows: VecDeque<Vec<u8>>,
     queued_bytes: u64,
+    /// Buffers of frames that are written, for the next ones: fresh ones of this size cost page faults.
+    spare: Vec<Vec<u8>>,
 }
 
 /// What happens at turning points of a connection.
@@ -371,33 +369,24 @@ impl Conn {
         loop {
             let (woken, ended) = (self.wake.notified(), self.ended.notified());
             let was_closed = self.is_closed();
-            let (head, rows) = {
+            let (frame, is_rows) = {
                 let mut state = lock(&self.state);
                 let books = &mut state.1;
-                let control = if stream == 0 { books.control.pop_front() } else { None };
-                match control {
-                    Some(head) => (Some(head), Vec::new()),
-                    None => match books.rows.pop_front() {
-                        Some(outgoing) => {
-                            books.queued_bytes -= outgoing.rows.len() as u64;
-                            self.room.notify_all();
-                            (Some(outgoing.head), outgoing.rows)
-                        }
-                        None => (None, Vec::new()),
-                    },
+                match if stream == 0 { books.control.pop_front() } else { None } {
+                    Some(frame) => (Some(frame), false),
+                    None => (books.rows.pop_front(), true),
                 }
             };
-            let written = match head {
+            let written = match &frame {
                 // Why it is over is said, if the network takes it.
-                Some(head) if was_closed => {
-                    let said = tokio::time::timeout(LAST_WORDS, write_frame(&mut to, &head, &rows)).await;
-                    if said.is_err() {
-                        break;
+                Some(frame) if was_closed => {
+                    match tokio::time::timeout(LAST_WORDS, to.write_all(frame)).await {
+                        Ok(written) => written,
+                        Err(_) => break,
                     }
-                    Ok(())
                 }
-                Some(head) => tokio::select! {
-                    written = write_frame(&mut to, &head, &rows) => written,
+                Some(frame) => tokio::select! {
+                    written = to.write_all(frame) => written,
                     // Half of a frame is on its way: nothing can follow it.
                     () = ended => break,
                 },
@@ -409,6 +398,9 @@ impl Conn {
                     flushed
                 }
             };
+            if let Some(frame) = frame.filter(|_| is_rows) {
+                self.wrote(frame);
+            }
             if written.is_err() {
                 return self.broke();
             }
@@ -416,9 +408,25 @@ impl Conn {
         let _ = tokio::time::timeout(LAST_WORDS, to.shutdown()).await;
     }
 
+    /// A CHUNK is written: there is room for another one.
+    fn wrote(&self, frame: Vec<u8>) {
+        let books = &mut lock(&self.state).1;
+        books.queued_bytes = books.queued_bytes.saturating_sub(frame.len() as u64);
+        if books.spare.len() < SPARE {
+            books.spare.push(frame);
+        }
+        self.room.notify_all();
+    }
+
     /// Reads a stream until it ends.
     pub(crate) async fn read(self: Arc<Self>, mut from: impl AsyncRead + Unpin) {
-        let mut buffer = Vec::new();
+        // While a chunk is checked and put in its place the next one is read: a few buffers a stream, whatever comes.
+        let (check, checks) = mpsc::channel(1);
+        let (give_back, mut spare) = mpsc::channel(BUFFERS);
+        let conn = Arc::clone(&self);
+        // A thread: a task that is woken by the reader would wait for the reader's thread.
+        tokio::task::spawn_blocking(move || conn.check(checks, &give_back));
+        let mut buffers = BUFFERS;
         loop {
             let ended = self.ended.notified();
             if self.is_closed() {
@@ -426,7 +434,7 @@ impl Conn {
             }
             let one = tokio::select! {
                 () = ended => return,
-                one = self.read_one(&mut from, &mut buffer) => one,
+                one = self.read_one(&mut from, &check, &mut spare, &mut buffers) => one,
             };
             match one {
                 Ok(()) => {}
@@ -439,7 +447,9 @@ impl Conn {
     async fn read_one(
         self: &Arc<Self>,
         from: &mut (impl AsyncRead + Unpin),
-        buffer: &mut Vec<u8>,
+        check: &mpsc::Sender<Came>,
+        spare: &mut mpsc::Receiver<Vec<u8>>,
+        fresh: &mut usize,
     ) -> Result<(), Fault> {
         let mut header = [0; HEADER_BYTES];
         from.read_exact(&mut header).await?;
@@ -464,18 +474,30 @@ impl Conn {
             return Err(Refusal::Kind { found: Kind::Chunk as u16 }.into());
         };
         let admitted = self.admit(&head, payload);
-        // A buffer of one chunk a stream, whatever comes.
-        if buffer.len() < payload {
-            buffer.resize(payload.next_power_of_two().min(MAX_CHUNK_BYTES), 0);
-        }
-        let rows = &mut buffer[..payload];
-        from.read_exact(rows).await?;
+        let mut rows = match spare.try_recv() {
+            Ok(buffer) => buffer,
+            Err(_) if *fresh > 0 => {
+                *fresh -= 1;
+                Vec::new()
+            }
+            Err(_) => spare.recv().await.ok_or(Fault::Broken)?,
+        };
+        rows.resize(payload, 0);
+        from.read_exact(&mut rows).await?;
         self.totals.bytes_in.fetch_add(payload as u64, Ordering::Relaxed);
         lock(&self.came).add(payload as u64);
-        if let Some((number, taking, key)) = admitted {
-            self.take_rows(&head, number, &taking, &key, rows);
-        }
+        check.send(Came { head, admitted, rows }).await.map_err(|_| Fault::Broken)?;
         Ok(())
+    }
+
+    /// Checks what a stream has read, and puts it in its place.
+    fn check(self: Arc<Self>, mut checks: mpsc::Receiver<Came>, give_back: &mpsc::Sender<Vec<u8>>) {
+        while let Some(Came { head, admitted, rows }) = checks.blocking_recv() {
+            if let Some((number, taking, key)) = admitted {
+                self.take_rows(&head, number, &taking, &key, &rows);
+            }
+            let _ = give_back.try_send(rows);
+        }
     }
 
     /// Is somebody waiting for this chunk? If not, its rows are read and dropped, or the connection is over.
@@ -526,6 +548,17 @@ impl Conn {
     }
 }
 
+/// The number of a chunk, and what is to be done with it.
+type Admitted = (u32, Arc<Taking>, crate::SeriesKey);
+
+/// A chunk that was read.
+struct Came {
+    head: ChunkHead,
+    /// `None`: nobody waits for it any more.
+    admitted: Option<Admitted>,
+    rows: Vec<u8>,
+}
+
 enum Fault {
     Broken,
     Refused(Refusal),
@@ -541,14 +574,6 @@ impl From<Refusal> for Fault {
     fn from(refusal: Refusal) -> Self {
         Self::Refused(refusal)
     }
-}
-
-async fn write_frame(to: &mut (impl AsyncWrite + Unpin), head: &[u8], rows: &[u8]) -> std::io::Result<()> {
-    to.write_all(head).await?;
-    if !rows.is_empty() {
-        to.write_all(rows).await?;
-    }
-    Ok(())
 }
 
 /// The consumer's end.
@@ -567,6 +592,9 @@ impl Fetching for Running {
         self.conn.act(|link, _| link.with_consumer(self.transfer, crate::consumer::Consumer::cancel));
     }
 }
+
+/// Where rows begin in a frame.
+const CHUNK_START: usize = HEADER_BYTES + ChunkHead::BYTES;
 
 type OnEnd = Box<dyn FnOnce(Ended) + Send>;
 
@@ -668,9 +696,12 @@ impl Outlet for Giving {
                 continue;
             }
             let Some(place) = plan.place(number) else { continue };
-            let mut rows = Vec::new();
-            plane.gather(bytes, place.row_range(), &mut rows);
-            let digest = key.chunk(&place, &rows);
+            let mut frame = lock(&self.conn.state).1.spare.pop().unwrap_or_default();
+            frame.clear();
+            frame.resize(CHUNK_START, 0);
+            plane.gather(bytes, place.row_range(), &mut frame);
+            let rows = frame.len() - CHUNK_START;
+            let digest = key.chunk(&place, &frame[CHUNK_START..]);
             let now = self.conn.now();
             let mut state = lock(&self.conn.state);
             let (link, books) = &mut *state;
@@ -680,10 +711,11 @@ impl Outlet for Giving {
             };
             if let Some(head) = producer.head(number, digest).filter(|_| wants == Wants::Rows) {
                 let totals = &self.conn.totals;
-                totals.bytes_out.fetch_add(rows.len() as u64, Ordering::Relaxed);
+                totals.bytes_out.fetch_add(rows as u64, Ordering::Relaxed);
                 totals.chunks_out.fetch_add(1, Ordering::Relaxed);
-                books.queued_bytes += rows.len() as u64;
-                books.rows.push_back(Outgoing { head: Frame::Chunk(head).encode(rows.len()), rows });
+                frame[..CHUNK_START].copy_from_slice(&Frame::Chunk(head).encode(rows));
+                books.queued_bytes += frame.len() as u64;
+                books.rows.push_back(frame);
                 self.conn.wake.notify_waiters();
             }
             let doing = link.with_producer(self.transfer, |producer| producer.sent(number, digest, now));

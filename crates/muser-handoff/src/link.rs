@@ -374,9 +374,11 @@ impl Link {
         Ok((transfer, frame))
     }
 
-    /// Numbers a question; `None`: too many wait.
+    /// Numbers a question; `None`: too many wait, or the peer answers none.
     pub fn ask(&mut self, mut quote: Quote, now: Duration) -> Option<(u32, Frame)> {
-        if self.closed || self.theirs.is_none() || self.questions.len() >= MOST_QUESTIONS {
+        // A node that reads nothing for us would take the question for a fault.
+        let serves = self.theirs.as_ref().is_some_and(|theirs| theirs.serves_prefill);
+        if self.closed || !serves || self.questions.len() >= MOST_QUESTIONS {
             return None;
         }
         self.last_question = self.last_question.checked_add(1)?;

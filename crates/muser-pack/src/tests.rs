@@ -399,10 +399,18 @@ fn the_status_page_is_complete_and_names_tests_that_exist() {
     let ids =
         groups.iter().flat_map(|(group, count)| (1..=*count).map(move |number| format!("{group}-{number}")));
     let mut sources = String::new();
-    let mut left: Vec<_> =
-        ["muser-pack", "muser-prefix", "muser-engine", "muser-kv", "muser-text", "muser/tests"]
-            .map(|name| root.join("crates").join(name))
-            .into();
+    let mut left: Vec<_> = [
+        "muser-pack",
+        "muser-prefix",
+        "muser-engine",
+        "muser-handoff",
+        "muser-kv",
+        "muser-node",
+        "muser-text",
+        "muser/tests",
+    ]
+    .map(|name| root.join("crates").join(name))
+    .into();
     while let Some(path) = left.pop() {
         if path.is_dir() {
             left.extend(std::fs::read_dir(&path).expect("list").map(|entry| entry.expect("entry").path()));

@@ -56,6 +56,7 @@ fn main() -> ExitCode {
         Command::Pull(args) => commands::pull::run(args, &console),
         Command::Models(args) => commands::models::run(args, &console),
         Command::Pack(args) => commands::pack::run(args, &console),
+        Command::Node(args) => commands::node::run(args, &console),
         Command::Bench(args) => commands::bench::run(args, &console),
         Command::Cost(args) => commands::cost::run(args, &console),
         Command::Doctor(args) => commands::doctor::run(args, &console),

@@ -359,7 +359,9 @@ fn begins_that_answer_something_else() {
     for (number, (name, change)) in cases.iter().enumerate() {
         let (mut consumer, mut begin) = waiting();
         change(&mut begin);
-        let doing = consumer.frame(Frame::Begin(Box::new(begin)), Duration::ZERO);
+        let frame = Frame::Begin(Box::new(begin));
+        let (doing, held) = muser_testkit::most_held(|| consumer.frame(frame, Duration::ZERO));
+        assert!(held < 1 << 20, "case {number} holds {held} bytes");
         assert_eq!(refusals(&doing), [*name], "case {number}");
     }
     let (mut consumer, begin) = waiting();

@@ -5,6 +5,7 @@ mod companion;
 mod draft;
 mod generation;
 mod measure;
+mod node;
 mod pack;
 mod pack_store;
 mod parallel;
@@ -23,6 +24,7 @@ pub use generation::{
     BackendChoice, ChatArgs, KvChoice, ModelArgs, PrefillChoice, ReasoningChoice, RunArgs, SamplingArgs,
 };
 pub use measure::{BenchArgs, CostArgs, RepackChoice};
+pub use node::{NodeAddArgs, NodeArgs, NodeCommand, NodeListArgs, NodeRotateArgs};
 pub use pack::{
     PackArgs, PackCommand, PackExportArgs, PackGcArgs, PackImportArgs, PackKeyCommand, PackRmArgs,
     PackShowArgs, PackVerifyArgs,
@@ -97,6 +99,8 @@ pub enum Command {
     Models(ModelsArgs),
     /// Look after the packs: prompts that were computed once and kept
     Pack(PackArgs),
+    /// Look after the nodes: machines that may read prompts for each other
+    Node(NodeArgs),
     /// Say what is in a model file and what is odd about it
     Inspect(InspectArgs),
     /// Text to token ids

@@ -13,6 +13,7 @@ pub mod doctor;
 pub mod inspect;
 pub mod logits;
 pub mod models;
+pub mod node;
 pub mod pack;
 pub mod pull;
 pub mod run;
