@@ -14,6 +14,7 @@ pub(crate) struct Stamp {
     file: (u64, u64),
     bytes: u64,
     changed: (i64, i64),
+    mode: u32,
 }
 
 impl Stamp {
@@ -25,14 +26,19 @@ impl Stamp {
     #[cfg(unix)]
     fn of_meta(meta: &Metadata) -> Self {
         use std::os::unix::fs::MetadataExt as _;
-        Self { file: (meta.dev(), meta.ino()), bytes: meta.len(), changed: (meta.mtime(), meta.mtime_nsec()) }
+        Self {
+            file: (meta.dev(), meta.ino()),
+            bytes: meta.len(),
+            changed: (meta.mtime(), meta.mtime_nsec()),
+            mode: meta.mode(),
+        }
     }
 
     #[cfg(not(unix))]
     fn of_meta(meta: &Metadata) -> Self {
         let changed = meta.modified().ok().and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
         let changed = changed.map_or((0, 0), |time| (time.as_secs() as i64, i64::from(time.subsec_nanos())));
-        Self { file: (0, 0), bytes: meta.len(), changed }
+        Self { file: (0, 0), bytes: meta.len(), changed, mode: 0 }
     }
 }
 

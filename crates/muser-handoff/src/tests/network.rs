@@ -435,6 +435,24 @@ fn blocking_in_background<T: Send + 'static>(
     tokio::task::spawn_blocking(work)
 }
 
+#[cfg(unix)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_the_registry_cannot_be_used_nobody_is_trusted() {
+    let (near, far, _) = pair(1, None).await;
+    connected(&near).await;
+    connected(&far).await;
+    let path = Registry::path(far.home.path());
+    let chmod = |mode| {
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(mode)).expect("chmod");
+    };
+    chmod(0o644);
+    let node = Arc::clone(&far.node);
+    until("it is ended", move || node.figures().connections == 0 && node.list().is_empty()).await;
+    chmod(0o600);
+    connected(&near).await;
+    connected(&far).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn strangers_are_closed_and_counted() {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
