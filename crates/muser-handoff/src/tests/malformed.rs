@@ -529,3 +529,47 @@ fn a_frame_belongs_to_a_limit_before_memory_is_taken() {
     assert!(Kind::Chunk.limit() < 512 << 10 && Kind::Quote.limit() < 256 << 10);
     assert!(Kind::Request.limit() < 5 << 20);
 }
+
+/// Frames that can be read, changed and in any order, to every kind of state: nothing panics, nothing is ready that was not
+/// sealed, and memory stays small.
+#[test]
+fn whatever_can_be_read_ends_in_a_refusal_or_nothing() {
+    let now = Duration::ZERO;
+    let frames: Vec<Vec<u8>> = samples().into_iter().map(|(_, frame, _)| frame.encode(0)).collect();
+    let (consumer, begin) = waiting();
+    let mut receiving = consumer.clone();
+    receiving.frame(Frame::Begin(Box::new(begin)), now);
+    let (_, mut giving) = links(true, true);
+    let request = samples().swap_remove(5).1;
+    giving.frame(request, now);
+    let mut begun = giving.clone();
+    begun.with_producer(T, |producer| producer.begin(&[512], Nonce([2; 16]), now));
+    let states =
+        [Link::new(facts(true), LIMITS, now), links(true, true).0, consumer, receiving, giving, begun];
+    let mut rng = muser_testkit::Rng(13);
+    let ((), held) = muser_testkit::most_held(|| {
+        for _ in 0..muser_testkit::long_or(2_000_000, 20_000) {
+            let mut link = states[rng.below(states.len())].clone();
+            for step in 1..=rng.below(6) as u64 {
+                let mut bytes = frames[rng.below(frames.len())].clone();
+                for _ in 0..rng.below(3) {
+                    let at = HEADER_BYTES + rng.below((bytes.len() - HEADER_BYTES).min(64));
+                    bytes[at] =
+                        if rng.one_in(2) { rng.next_u64() as u8 } else { [0, 1, 2, 255][rng.below(4)] };
+                }
+                let Ok(frame) = read(&bytes) else { continue };
+                let now = Duration::from_millis(step * 400);
+                let doing = match frame {
+                    Frame::Chunk(head) => link.admit(&head, rng.below(4000), now).err().unwrap_or_default(),
+                    frame => link.frame(frame, now),
+                };
+                let is_ready = |one: &crate::link::Doing| {
+                    matches!(one, crate::link::Doing::Tell(_, crate::consumer::Event::Ready(_)))
+                };
+                assert!(!doing.iter().any(is_ready), "{doing:?}");
+                link.tick(now);
+            }
+        }
+    });
+    assert!(held <= 16 << 20, "{held} bytes at once");
+}
