@@ -1,4 +1,4 @@
-//! Code for other processors (`simd/neon.rs`) at least compiles, on a machine that has none of them.
+//! Code for other processors (`simd/neon.rs`) and for Metal at least compiles, on a machine that has none of them.
 //!
 //! The crates below the engine need no C compiler for the target; those above do, and are left out.
 
@@ -8,7 +8,8 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 
 const TARGET: &str = "aarch64-apple-darwin";
-const CRATES: [&str; 5] = ["muser-gguf", "muser-kv", "muser-model", "muser-backend", "muser-cpu"];
+const CRATES: [&str; 6] =
+    ["muser-gguf", "muser-kv", "muser-model", "muser-backend", "muser-cpu", "muser-wgpu"];
 
 /// Checks [`CRATES`] for [`TARGET`]; says so and passes where the target is not installed.
 pub(crate) fn check(root: &Path) -> Result<()> {

@@ -37,6 +37,8 @@ pub(crate) struct Device {
     cache: Option<cache::Cache>,
     /// Bytes of memory in use by buffers of ours.
     used: Arc<AtomicU64>,
+    /// Texts of kernels that are replaced, for tests.
+    pub(crate) mutations: Vec<(String, String)>,
     /// What it is.
     pub(crate) facts: AdapterFacts,
 }
@@ -123,10 +125,7 @@ impl Device {
             let found = limits.max_compute_workgroup_storage_size.to_string();
             return unsuitable("16 KiB of workgroup memory", found);
         }
-        let wished = wgpu::Features::SUBGROUP
-            | wgpu::Features::TIMESTAMP_QUERY
-            | wgpu::Features::PIPELINE_CACHE
-            | wgpu::Features::MAPPABLE_PRIMARY_BUFFERS;
+        let wished = wgpu::Features::SUBGROUP | wgpu::Features::PIPELINE_CACHE;
         let descriptor = wgpu::DeviceDescriptor {
             required_features: adapter.features() & wished,
             required_limits: limits,
@@ -151,7 +150,7 @@ impl Device {
         let cache = cache::Cache::open(&adapter, &device);
         let facts =
             AdapterFacts { binding: binding_limit.unwrap_or(facts.binding).min(facts.binding), ..facts };
-        Ok(Self { device, queue, faults, cache, used: Arc::default(), facts })
+        Ok(Self { device, queue, faults, cache, used: Arc::default(), mutations: Vec::new(), facts })
     }
 
     /// What the handlers noted since the last time.
@@ -288,6 +287,7 @@ impl Device {
         let descriptor = wgpu::BindGroupLayoutDescriptor { label: Some(name), entries: &entries };
         let layout = self.device.create_bind_group_layout(&descriptor);
         self.check(|| format!("the bindings of kernel {name}"))?;
+        let text = self.mutations.iter().fold(text, |text, (from, to)| text.replace(from, to));
         Ok(Kernel { name: name.to_owned(), text, layout, pipeline: OnceLock::new() })
     }
 

@@ -18,8 +18,11 @@ mod probe;
 mod products;
 mod program;
 mod scratch;
+mod selftest;
 mod step_data;
 mod text;
+#[cfg(test)]
+mod translate;
 mod weights;
 
 pub use device::{AdapterFacts, AdapterKind, adapters};

@@ -11,12 +11,14 @@ use crate::text::{Operations, Source};
 /// The kernels of a device, and the operations that they are made with.
 pub(crate) struct Library {
     pub(crate) operations: Operations,
+    /// Are the kernels that are made for speed left out?
+    pub(crate) plain: bool,
     kernels: Mutex<HashMap<String, Arc<Kernel>>>,
 }
 
 impl Library {
     pub(crate) fn new(operations: Operations) -> Self {
-        Self { operations, kernels: Mutex::new(HashMap::new()) }
+        Self { operations, plain: false, kernels: Mutex::new(HashMap::new()) }
     }
 
     /// A kernel, which [`Self::compile`] has still to compile if it is new.

@@ -26,7 +26,7 @@ pub(crate) fn output_segments(maker: &Maker<'_>, weight: &Weight) -> u32 {
 
 /// Is there a kernel of few rows for a matrix?
 fn takes(maker: &Maker<'_>, weight: &Weight) -> bool {
-    eight::takes(weight.ty, maker.device.facts.subgroups) && !weight.is_scaled()
+    !maker.library.plain && !weight.is_scaled() && eight::takes(weight.ty, maker.device.facts.subgroups)
 }
 
 /// Where a product's output goes: `[rows][width]`, its number of rows at `count_at` of the step's data.

@@ -130,7 +130,7 @@ pub(crate) fn dot(form: Dot, name: &str) -> String {
 
 impl Operations {
     /// The operations under their names.
-    fn text(self) -> String {
+    pub(crate) fn text(self) -> String {
         let forms = [
             ("exact_fma", self.fma),
             ("add", self.add),

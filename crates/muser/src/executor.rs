@@ -6,7 +6,7 @@ use muser_cpu::{CpuExecutor, CpuOptions};
 use muser_model::Model;
 
 use crate::cli::{BackendChoice, KvChoice, ModelArgs, PrefillChoice};
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
 use crate::output::HintExt as _;
 use crate::output::{Console, usage_error};
 
@@ -16,6 +16,7 @@ pub fn build(model: Model, args: &ModelArgs, console: &Console) -> anyhow::Resul
     match args.backend {
         BackendChoice::Scalar => Ok(Box::new(ReferenceExecutor::new(model, kv)?)),
         BackendChoice::Cuda => cuda(&model, args.prefill, kv),
+        BackendChoice::Wgpu => wgpu(&model, args, kv),
         BackendChoice::Auto => match card(&model, args, console) {
             Some(executor) => Ok(executor),
             None => cpu(model, args, kv),
@@ -32,7 +33,18 @@ fn cpu(model: Model, args: &ModelArgs, kv: KvType) -> anyhow::Result<Box<dyn Exe
 /// What `auto` finds: a card that holds the model and computes right, else nothing, which means the CPU. One line on the
 /// console says which and why.
 pub fn card(model: &Model, args: &ModelArgs, console: &Console) -> Option<Box<dyn Executor>> {
-    match try_card(model, args) {
+    let found = try_card(model, args).or_else(|no_cuda| {
+        // What `--threads` asks for has been said.
+        let no_wgpu = match args.threads {
+            Some(_) => None,
+            None => match try_wgpu(model, args) {
+                Ok(found) => return Ok(found),
+                Err(why) => Some(why),
+            },
+        };
+        Err(no_wgpu.map_or(no_cuda.clone(), |no_wgpu| format!("{no_cuda}; {no_wgpu}")))
+    });
+    match found {
         Ok((executor, name)) => {
             console.note(format!("computing on {name}, which holds the model and passed its self-test"));
             Some(executor)
@@ -48,7 +60,7 @@ pub fn card(model: &Model, args: &ModelArgs, console: &Console) -> Option<Box<dy
 pub fn kv_type(args: &ModelArgs) -> anyhow::Result<KvType> {
     let has: &[(KvChoice, KvType)] = match args.backend {
         BackendChoice::Scalar => &[(KvChoice::F32, KvType::F32), (KvChoice::F16, KvType::F16)],
-        BackendChoice::Cpu | BackendChoice::Cuda | BackendChoice::Auto => {
+        BackendChoice::Cpu | BackendChoice::Cuda | BackendChoice::Wgpu | BackendChoice::Auto => {
             &[(KvChoice::Int16, KvType::Int16), (KvChoice::Int8, KvType::Int8)]
         }
     };
@@ -102,8 +114,61 @@ fn try_card(_model: &Model, args: &ModelArgs) -> Result<(Box<dyn Executor>, Stri
     })
 }
 
+/// A hardware GPU by Vulkan or Metal that holds the model; one that shares the processor's memory only where it reads faster.
+#[cfg(feature = "wgpu")]
+fn try_wgpu(model: &Model, args: &ModelArgs) -> Result<(Box<dyn Executor>, String), String> {
+    use muser_wgpu::AdapterKind;
+    let none = || Err("there is no other GPU with a driver for Vulkan or Metal".to_owned());
+    let Some(facts) = muser_wgpu::adapters().into_iter().next() else { return none() };
+    let kv = kv_type(args).map_err(|error| error.to_string())?;
+    match facts.kind {
+        AdapterKind::Discrete => {}
+        AdapterKind::Integrated => {
+            return Err(format!("{} shares the processor's memory (--backend wgpu takes it)", facts.name));
+        }
+        AdapterKind::Other | AdapterKind::Software => return none(),
+    }
+    let needed = needed_bytes(model, args, kv);
+    if facts.memory.is_some_and(|memory| memory < needed) {
+        let memory = facts.memory.unwrap_or(0) as f64 / 1e9;
+        return Err(format!(
+            "the model needs about {:.1} GB, {} has {memory:.1} GB",
+            needed as f64 / 1e9,
+            facts.name
+        ));
+    }
+    match wgpu(model, args, kv) {
+        Ok(executor) => Ok((executor, facts.name)),
+        Err(error) => Err(format!("{} cannot be used: {error:#}", facts.name)),
+    }
+}
+
+#[cfg(not(feature = "wgpu"))]
+fn try_wgpu(_model: &Model, _args: &ModelArgs) -> Result<(Box<dyn Executor>, String), String> {
+    Err("this muser was built without the wgpu feature".to_owned())
+}
+
+/// An executor on a GPU by Vulkan or Metal.
+#[cfg(feature = "wgpu")]
+pub fn wgpu(model: &Model, args: &ModelArgs, kv: KvType) -> anyhow::Result<Box<dyn Executor>> {
+    use muser_wgpu::{Gpu, GpuOptions, WgpuExecutor, WgpuOptions};
+    let options = GpuOptions { adapter: args.adapter.clone(), ..GpuOptions::default() };
+    let made = Gpu::open_for(&options, model, kv)
+        .and_then(|gpu| WgpuExecutor::new(&gpu, model.clone(), WgpuOptions { kv, ..WgpuOptions::default() }));
+    match made {
+        Ok(executor) => Ok(Box::new(executor)),
+        Err(error) => Err(anyhow::Error::new(error)).hint("`--backend cpu` runs on any machine"),
+    }
+}
+
+/// This build has no wgpu backend.
+#[cfg(not(feature = "wgpu"))]
+pub fn wgpu(_model: &Model, _args: &ModelArgs, _kv: KvType) -> anyhow::Result<Box<dyn Executor>> {
+    Err(usage_error("--backend wgpu: this muser was built without the wgpu feature"))
+}
+
 /// What a model takes on a card: its weights, the keys and values of one context, and room to compute in.
-#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "asked of cards only"))]
+#[cfg_attr(not(any(feature = "cuda", feature = "wgpu")), allow(dead_code, reason = "asked of cards only"))]
 fn needed_bytes(model: &Model, args: &ModelArgs, kv: KvType) -> u64 {
     /// Activations of a step, kernels, what the driver keeps for itself.
     const ROOM_BYTES: u64 = 1 << 30;
@@ -165,6 +230,7 @@ mod tests {
             (&["--backend", "cuda"], KvType::Int16),
             (&["--backend", "cuda-exact"], KvType::Int16),
             (&["--backend", "cuda", "--kv", "8"], KvType::Int8),
+            (&["--backend", "vulkan", "--adapter", "0"], KvType::Int16),
         ] {
             assert_eq!(chosen(line), Ok(expected), "{line:?}");
         }

@@ -17,6 +17,9 @@ pub struct ModelArgs {
     /// What computes
     #[arg(long, value_name = "BACKEND", default_value = "auto")]
     pub backend: BackendChoice,
+    /// GPU of the wgpu backend: its number, or a part of its name; default: the fastest kind that there is, never software
+    #[arg(long, value_name = "NAME|N")]
+    pub adapter: Option<String>,
     /// Threads of the CPU backend; default: what the machine and its limits allow
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
@@ -59,7 +62,7 @@ pub enum PrefillChoice {
 /// What computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum BackendChoice {
-    /// An NVIDIA card that holds the model and passes its self-test, else the CPU; a note says which and why
+    /// A card that holds the model and passes its self-test (with CUDA, else with Vulkan or Metal), else the CPU; a note says which and why
     #[default]
     Auto,
     /// The fast CPU kernels
@@ -68,6 +71,9 @@ pub enum BackendChoice {
     // The old name, from when there was a faster `cuda` with other bits.
     #[value(alias = "cuda-exact")]
     Cuda,
+    /// A GPU with Vulkan or Metal, with the bits of `cpu`
+    #[value(aliases = ["vulkan", "metal"])]
+    Wgpu,
     /// The scalar reference in f32: slow, for comparisons
     Scalar,
 }

@@ -238,6 +238,7 @@ fn executor(args: &BenchArgs, model: Model, console: &Console) -> Result<(Box<dy
             Ok((Box::new(ReferenceExecutor::new(model, kv)?), 0))
         }
         BackendChoice::Cuda => Ok((crate::executor::cuda(&model, args.model.prefill, kv)?, 0)),
+        BackendChoice::Wgpu => Ok((crate::executor::wgpu(&model, &args.model, kv)?, 0)),
         BackendChoice::Cpu | BackendChoice::Auto => {
             let repack = match args.repack {
                 RepackChoice::Auto => Repack::Auto,

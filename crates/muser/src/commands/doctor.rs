@@ -8,7 +8,7 @@ use muser_hub::ModelStore;
 use serde::Serialize;
 
 use crate::cli::DoctorArgs;
-use crate::doctor::{Machine, TypeResult, self_test, tested_types};
+use crate::doctor::{Machine, TypeResult, WgpuReport, self_test, tested_types};
 use crate::env_vars;
 use crate::model_file::ModelSource;
 use crate::output::{Console, HintExt as _, Progress, sanitize};
@@ -20,6 +20,7 @@ struct Diagnosis {
     machine: Machine,
     cpu: CpuReport,
     cuda: CudaReport,
+    wgpu: WgpuReport,
     store: Option<String>,
     models: usize,
     self_test: Vec<TypeResult>,
@@ -74,6 +75,7 @@ pub fn run(args: DoctorArgs, console: &Console) -> anyhow::Result<()> {
         machine: Machine::find(),
         cpu,
         cuda: CudaReport::find(!args.no_self_test),
+        wgpu: WgpuReport::find(!args.no_self_test),
         store: store.map(|store| store.dir().display().to_string()),
         models,
         self_test: self_tests,
@@ -212,6 +214,9 @@ fn print(diagnosis: &Diagnosis, out: &mut impl std::io::Write) -> std::io::Resul
     line("cuda", diagnosis.cuda.describe())?;
     if let Some(compiler) = &diagnosis.cuda.compiler {
         line("", format!("kernels are compiled by {compiler}"))?;
+    }
+    for (index, text) in diagnosis.wgpu.describe().into_iter().enumerate() {
+        line(if index == 0 { "wgpu" } else { "" }, text)?;
     }
     let store = diagnosis.store.clone().unwrap_or_else(|| "no home folder is known".into());
     line("models", format!("{} in {store}, and the bundled one", diagnosis.models))?;

@@ -2,6 +2,8 @@
 
 mod machine;
 mod self_test;
+mod wgpu;
 
 pub use machine::Machine;
 pub use self_test::{TypeResult, self_test, tested_types};
+pub use wgpu::WgpuReport;
