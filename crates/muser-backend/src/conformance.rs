@@ -8,11 +8,13 @@
 //! Everything is deterministic in the seed; a failure message names seed and place.
 
 mod draft;
+mod table;
 
 use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
 use muser_model::Geometry;
 
 pub use draft::{draft_invariance, draft_logits, skipped_context_is_blank};
+pub use table::with_factor_on_table;
 
 use crate::{ExecError, Executor, KvCapacity, Row, RowInput, RowWants, StepBatch, StepOutput};
 

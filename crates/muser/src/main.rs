@@ -51,6 +51,7 @@ fn main() -> ExitCode {
         Command::Detokenize(args) => commands::detokenize::run(args, &console),
         Command::Logits(args) => commands::logits::run(args, &console),
         Command::Inspect(args) => commands::inspect::run(args, &console),
+        Command::Convert(args) => commands::convert::run(args, &console),
         Command::Synth(args) => commands::synth::run(args, &console),
         Command::Serve(args) => commands::serve::run(args, &console),
         Command::Pull(args) => commands::pull::run(args, &console),

@@ -156,11 +156,14 @@ pub enum Mix {
 }
 
 impl Mix {
-    /// `q4_k_s`, `q4_k_m`, `q5_k_s`, `q5_k_m`, or the name of any type that muser decodes.
+    /// `q4_k_s`, `q4_k_m`, `q5_k_s`, `q5_k_m`, `nvfp4_s`, or the name of any type that muser decodes.
     pub fn from_name(name: &str) -> Option<Mix> {
         let name = name.to_lowercase();
         if let Some(base) = name.strip_suffix("_s").and_then(k_type) {
             return Some(Mix::Small(base));
+        }
+        if name == "nvfp4_s" {
+            return Some(Mix::Small(GgmlType::NVFP4));
         }
         if let Some(base) = name.strip_suffix("_m").and_then(k_type) {
             return Some(Mix::Medium(base));
@@ -198,7 +201,7 @@ impl Mix {
             "iq4_xs" => 30,
             "bf16" => 32,
             "mxfp4" => 38,
-            "nvfp4" => 39,
+            "nvfp4" | "nvfp4_s" => 39,
             _ => 0,
         }
     }

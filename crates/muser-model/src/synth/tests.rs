@@ -41,9 +41,10 @@ fn all_presets_and_mixes_have_names() {
     for name in Preset::NAMES {
         assert!(Preset::from_name(name).is_some(), "{name}");
     }
-    for name in
-        ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_k_s", "q4_k_m", "q5_k_m", "q6_k", "Q4_K_M", "nvfp4"]
-    {
+    for name in [
+        "f32", "f16", "bf16", "q8_0", "q4_0", "q4_k_s", "q4_k_m", "q5_k_m", "q6_k", "Q4_K_M", "nvfp4",
+        "nvfp4_s",
+    ] {
         let mix = Mix::from_name(name).expect(name);
         assert_eq!(mix.name(), name.to_lowercase());
     }

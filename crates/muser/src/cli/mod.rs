@@ -2,6 +2,7 @@
 //! these definitions; `src/commands` never reads an argument that is not declared here.
 
 mod companion;
+mod convert;
 mod draft;
 mod generation;
 mod measure;
@@ -19,6 +20,7 @@ mod tools;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 pub use companion::CompanionChoice;
+pub use convert::ConvertArgs;
 pub use draft::DraftArgs;
 pub use generation::{
     BackendChoice, ChatArgs, KvChoice, ModelArgs, PrefillChoice, ReasoningChoice, RunArgs, SamplingArgs,
@@ -113,6 +115,8 @@ pub enum Command {
     Bench(BenchArgs),
     /// Work out what a token costs
     Cost(CostArgs),
+    /// Make a model file of a Hugging Face checkpoint, NVFP4 and FP8 ones too
+    Convert(ConvertArgs),
     /// Write a synthetic model file of any size
     Synth(SynthArgs),
     /// Say what this machine offers, what muser uses of it and whether it computes right

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use muser_convert::synth::SynthKind;
 use muser_model::synth::{Mix, Preset};
 
 use super::ModelArgs;
@@ -84,8 +85,8 @@ pub struct SynthArgs {
     /// Geometry
     #[arg(long, value_name = "SIZE")]
     pub preset: SynthPreset,
-    /// Types of the matrices: a block type such as q8_0 for all of them, or a K-quant mix such as q4_k_s; q4_k_m at
-    /// size 30b is the mix of the official 17 GB file
+    /// Types of the matrices: a block type such as q8_0 for all of them, or a mix such as q4_k_s or nvfp4_s (Q6_K for the
+    /// vocabulary matrix); q4_k_m at size 30b is the mix of the official 17 GB file
     #[arg(long, value_name = "MIX", default_value = "q4_k_m", value_parser = parse_mix)]
     pub mix: Mix,
     /// Seed of the weights; same seed, same bytes
@@ -102,9 +103,30 @@ pub struct SynthArgs {
     /// official file's tensors
     #[arg(long, conflicts_with_all = ["tokenizer_model", "draft"])]
     pub projector: bool,
+    /// Write a Hugging Face checkpoint into the folder OUT, to measure `muser convert` with
+    #[arg(long, value_name = "KIND", conflicts_with_all = ["tokenizer_model", "draft", "projector", "mix"])]
+    pub checkpoint: Option<CheckpointKind>,
     /// Replace the file if it is there
     #[arg(long)]
     pub force: bool,
+}
+
+/// How the layers of a synthetic checkpoint are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CheckpointKind {
+    /// BF16
+    Bf16,
+    /// NVFP4 as compressed-tensors writes it; table and vocabulary matrix in BF16
+    Nvfp4,
+}
+
+impl From<CheckpointKind> for SynthKind {
+    fn from(kind: CheckpointKind) -> Self {
+        match kind {
+            CheckpointKind::Bf16 => Self::Bf16,
+            CheckpointKind::Nvfp4 => Self::Nvfp4,
+        }
+    }
 }
 
 /// Geometry of a synthetic model.

@@ -16,6 +16,16 @@ pub fn run(args: SynthArgs, console: &Console) -> anyhow::Result<()> {
         progress.get_or_insert_with(|| Progress::bytes(console, "writing", total)).set(done);
     };
     let preset: Preset = args.preset.into();
+    if let Some(kind) = args.checkpoint {
+        let kind = kind.into();
+        let written =
+            muser_convert::synth::write(&args.out, &preset.geometry(), kind, args.seed, &mut report);
+        if let Some(progress) = progress {
+            progress.finish();
+        }
+        console.note(format!("{}: {} tensor bytes", args.out.display(), written?));
+        return Ok(());
+    }
     let outcome = if args.draft {
         let table = synth::draft_table(&preset.draft(), args.mix);
         synth::write_draft(&args.out, &preset.draft(), args.mix, args.seed, &mut report).map(|n| (n, table))

@@ -84,6 +84,31 @@ fn agrees_with_the_reference() {
     }
 }
 
+/// The factor of the embedding table reaches the rows of a draft, which no norm hides, here and in the reference.
+#[test]
+fn the_tables_factor_is_applied() {
+    let (model, draft, prompt) = (tiny(), tiny_draft(), ids(30, 41));
+    let scaled = conformance::with_factor_on_table(&model);
+    assert_eq!(scaled.token_embd.scale, 1.0 / 128.0);
+    let mut forgotten = scaled.clone();
+    forgotten.token_embd.scale = 1.0;
+    let proposals = draft.config.max_draft();
+    let fast = |model: &Model| {
+        let mut executor = executor_with(model, &draft, Isa::detect(), 2, Repack::On, KvType::Int16);
+        conformance::draft_logits(&mut *executor, &prompt, proposals)
+    };
+    let slow = |model: &Model| {
+        let mut reference = ReferenceExecutor::new(model.clone(), KvType::F16).expect("reference");
+        reference.attach_draft(draft.clone()).expect("draft");
+        conformance::draft_logits(&mut reference, &prompt, proposals)
+    };
+    for logits in [&fast as &dyn Fn(&Model) -> Vec<f32>, &slow] {
+        let expected = logits(&model);
+        assert!(logits(&scaled) == expected);
+        assert!(logits(&forgotten) != expected, "a forgotten factor would be seen");
+    }
+}
+
 #[test]
 fn every_instruction_set_proposes_the_same_bits() {
     let model = tiny();
