@@ -79,7 +79,7 @@ mod tests {
         };
         assert_eq!(without(&rows, 2), [250, 251, 253, 254, 255]);
         assert_eq!(without(&rows, 0), [0, 1, 2, 3]);
-        assert_eq!(without(&rows, 1), []);
+        assert!(without(&rows, 1).is_empty());
         let mut scales = 0.5f32.to_le_bytes().repeat(BLOCK_LEN);
         scales[5 * 4..6 * 4].fill(0);
         rows.note_import(BlockId(0), &scales);

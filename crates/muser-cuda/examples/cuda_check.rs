@@ -7,7 +7,7 @@
 //! cuda_check types                      models of every weight type against the CPU backend: logits and KV bytes
 //! cuda_check memory MODEL               asks for more memory than the card has; everything goes on afterwards
 //! cuda_check agree MODEL [POSITIONS]    logits against the scalar reference executor
-//! cuda_check synth FILE                 full-size synthetic Q4_K_M file
+//! cuda_check synth FILE [MIX [PRESET]]  full-size synthetic Q4_K_M file; MIX and PRESET as in `muser synth`, the head of nvfp4 is Q6_K
 //! cuda_check greedy MODEL [TOKENS]      greedy ids of ten prompts against the CPU backend: ids, logits and KV bytes
 //! cuda_check same MODEL [POSITIONS]     random ids against the CPU backend: logits and KV bytes
 //! cuda_check speed MODEL NAME COMMIT DATE  decode and prefill against a plain read of device memory, as a receipt
@@ -67,7 +67,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         (Some("types"), _) => types()?,
         (Some("memory"), Some(model)) => memory(&Model::load(model)?)?,
         (Some("agree"), Some(model)) => agree(&Model::load(model)?, number(2, 200)?)?,
-        (Some("synth"), Some(file)) => make(file)?,
+        (Some("synth"), Some(file)) => make(file, arg(2), arg(3))?,
         (Some("greedy"), Some(model)) => greedy(&Model::load(model)?, number(2, 64)?)?,
         (Some("same"), Some(model)) => same(&Model::load(model)?, number(2, 1100)?)?,
         (Some("quick"), Some(model)) => quick(&Model::load(model)?, arg(2) == Some("prefill"))?,
@@ -76,7 +76,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         _ => {
             return Err(
-                "usage: probe | selftest | exact MODEL | types | memory MODEL | agree MODEL | synth FILE | greedy MODEL | \
+                "usage: probe | selftest | exact MODEL | types | memory MODEL | agree MODEL | synth FILE [MIX [PRESET]] | greedy MODEL | \
                  same MODEL | speed MODEL NAME COMMIT DATE | quick MODEL | options MODEL | step MODEL SEQS ROWS DEPTH"
                     .into(),
             );
@@ -200,10 +200,19 @@ fn logits(executor: &mut dyn Executor, g: &Geometry, ids: &[u32]) -> Result<Step
     Ok(all)
 }
 
-fn make(file: &str) -> Outcome {
+fn make(file: &str, mix: Option<&str>, preset: Option<&str>) -> Outcome {
     let start = Instant::now();
-    let mut options = SynthOptions::new(Preset::B30, Mix::Medium(GgmlType::Q4_K));
-    options.overrides = vec![("^output.".to_owned(), GgmlType::Q5_K)];
+    let mix = mix.unwrap_or("q4_k_m");
+    let mix = Mix::from_name(mix).ok_or_else(|| format!("no mix of types {mix}"))?;
+    let preset = preset.unwrap_or("30b");
+    let preset = Preset::from_name(preset).ok_or_else(|| format!("no preset {preset}"))?;
+    let mut options = SynthOptions::new(preset, mix);
+    let head = match mix {
+        Mix::Medium(GgmlType::Q4_K) => Some(GgmlType::Q5_K),
+        Mix::Uniform(GgmlType::NVFP4) => Some(GgmlType::Q6_K),
+        _ => None,
+    };
+    options.overrides = head.map(|ty| ("^output.".to_owned(), ty)).into_iter().collect();
     let bytes = synth::write(file, &options, &mut |_, _| ())?;
     Ok(json!({ "bytes": bytes, "seconds": start.elapsed().as_secs_f64() }))
 }

@@ -11,6 +11,7 @@ struct CombineArgs {
   const Tile* tiles;
   const u32* row_tile;  // per row
   const float* qkvg;    // [segments][n][width], gate at gate_at; null: no gate (`digits_combine` alone)
+  const float* factors; // [width] of qkvg, or null
   Act act;              // k = heads * 128
   u32 segments, n, width, gate_at, group;
 };
@@ -34,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) digits_combine(const __grid
   const float* pl = p.part_l + part * 16 + m;
   const float* gate = p.qkvg + (u64)r * p.width + p.gate_at + kb * 256 + i;
   pdl_wait();
-  const float z = p.qkvg ? sum1(gate, (u64)p.n * p.width, p.segments) : 0.f;
+  const float z = p.qkvg ? times_factor(sum1(gate, (u64)p.n * p.width, p.segments), p.factors, p.gate_at + kb * 256 + i) : 0.f;
   float o = 0.f, l = 0.f;
   if (parts > 8) {
     const u32 base = smem_u32(ring);
@@ -107,6 +108,7 @@ extern "C" __global__ void __launch_bounds__(128) digits_gate(const __grid_const
     for (int i = 0; i < 8; i++) o[i] = __fadd_rn(o[i], v[i]);
     l = __fadd_rn(l, __ldcg(p.part_l + (part + b) * 16 + m));
   }
+  times_factors8(z, p.factors, p.gate_at + kb * 256 + lane * 8);
 #pragma unroll
   for (int i = 0; i < 8; i++) o[i] = __fmul_rn(__fmul_rn(o[i], __fdiv_rn(1.f, l)), sigmoid(z[i]));
   quantise_block(o, r, kb, lane, p.act);

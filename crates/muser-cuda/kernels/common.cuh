@@ -77,6 +77,7 @@ DEVICE uint4 lds128(u32 a) {
 DEVICE void sts128(u32 a, uint4 v) {
   asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(a), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
+DEVICE void sts64(u32 a, uint2 v) { asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(a), "r"(v.x), "r"(v.y) : "memory"); }
 DEVICE uint2 lds64(u32 a) {
   uint2 v;
   asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(a));
@@ -160,6 +161,16 @@ DEVICE float sum1(const float* p, u64 step, int S) {
   return v;
 }
 
+// Factors of the matrices that output rows belong to, the last step of a product; null: all are 1.
+DEVICE void times_factors8(float (&v)[8], const float* factors, u64 at) {
+  if (!factors) return;
+  float f[8];
+  load8(f, factors + at);
+#pragma unroll
+  for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], f[i]);
+}
+DEVICE float times_factor(float v, const float* factors, u64 at) { return factors ? __fmul_rn(v, __ldcg(factors + at)) : v; }
+
 // --- half precision
 DEVICE float half_to_float(u16 h) {
   float f;
@@ -234,6 +245,11 @@ DEVICE void mma32_s8s8(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 
       : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "r"(0));
 }
+DEVICE void mma32_u8s8_add(int (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
 DEVICE void mma16_u8s8(int (&c)[4], u32 a0, u32 a1, u32 b0) {
   asm("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
       : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
@@ -244,6 +260,8 @@ DEVICE void mma16_s8s8(int (&c)[4], u32 a0, u32 a1, u32 b0) {
       : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
       : "r"(a0), "r"(a1), "r"(b0), "r"(0));
 }
+// The negatives of four signed bytes, none of which is -128.
+DEVICE u32 negated4(u32 x) { return ((x ^ 0x7F7F7F7Fu) + 0x01010101u) ^ 0x80808080u; }
 DEVICE int ubyte(u32 v, int i) { return (int)__byte_perm(v, 0, 0x4440 + i); }
 DEVICE int sbyte(u32 v, int i) {
   int r;  // selector nibbles with the top bit set replicate the sign

@@ -2,6 +2,9 @@
 #pragma once
 #include "tiles.cuh"
 
+// Shared memory of a warp beside its tile, for NVFP4's scales as integers.
+__device__ constexpr int digit_scratch_bytes(int qt) { return qt == NV4 ? 512 : 0; }
+
 // The digits of a warp's row tile, group of 32 by group.
 template <int QT> struct Digits;
 template <bool FIVE> struct DigitsMin {
@@ -9,7 +12,7 @@ template <bool FIVE> struct DigitsMin {
   static constexpr int BASE = 8;
   u32 high[2][2], low[2][2];  // digits of the scales, a byte a group
   uint4 fifth, q;
-  DEVICE DigitsMin(u32 w, int g, int lane) {
+  DEVICE DigitsMin(u32 w, int g, int lane, u32) {
     const uint4 m = lds128(w + (FIVE ? 2560 : 2048) + g * 32);
     const u32 s[2][2] = {{(m.x & 0x0F0F0F0Fu) | ((m.z << 4) & 0x30303030u), ((m.x >> 4) & 0x0F0F0F0Fu) | ((m.z << 2) & 0x30303030u)},
                          {(m.y & 0x0F0F0F0Fu) | (m.z & 0x30303030u), ((m.y >> 4) & 0x0F0F0F0Fu) | ((m.z >> 2) & 0x30303030u)}};
@@ -44,7 +47,7 @@ template <> struct Digits<Q6K> {
   static constexpr bool SIGNED = true;
   static constexpr int BASE = 256;
   uint4 scales[2];
-  DEVICE Digits(u32 w, int g, int) {
+  DEVICE Digits(u32 w, int g, int, u32) {
     scales[0] = lds128(w + 3072 + g * 32);
     scales[1] = lds128(w + 3072 + g * 32 + 16);
   }
@@ -69,3 +72,43 @@ template <> struct Digits<Q6K> {
     }
   }
 };
+// w = scale * code lies within 32,639 (NV4_MOST): w = 256 hi + lo, both signed bytes. Two weights a register: w + 32,896 has hi + 128 in
+// its high and lo + 128 in its low byte. Codes come with 16 added, which the same constant takes away; what runs over from one
+// half to the other in between is taken back, too.
+template <> struct Digits<NV4> {
+  static constexpr bool SIGNED = true;
+  static constexpr int BASE = 256;
+  u32 scales;  // of row g, in this warp's own shared memory: 16 integers of 16 bits; those of row g + 8 follow 256 bytes later
+  DEVICE Digits(u32 w, int g, int lane, u32 scratch) {
+    const int row = lane >> 1, half = lane & 1;
+    const uint2 x = nv4_scales(w, row, half);
+    scales = scratch + g * 32;
+    __syncwarp();  // the scales before have been read
+    const uint4 a = nv4_integers(x.x), b = nv4_integers(x.y);
+    sts64(scratch + row * 32 + half * 8, make_uint2(a.x | a.y << 16, b.x | b.y << 16));
+    sts64(scratch + row * 32 + half * 8 + 16, make_uint2(a.z | a.w << 16, b.z | b.w << 16));
+    __syncwarp();
+  }
+  DEVICE void group(u32 (&hi)[4], u32 (&lo)[4], u32 w, int lane, int grp) {
+    const uint2 q = lds64(w + (grp >> 1) * 512 + lane * 16 + (grp & 1) * 8);
+    const u32 s[2] = {lds32(scales + grp * 4), lds32(scales + 256 + grp * 4)};
+#pragma unroll
+    for (int half = 0; half < 2; half++) {  // first or second 16 of the group
+#pragma unroll
+      for (int r = 0; r < 2; r++) {  // row g or g + 8
+        const u32 code = nv4_biased(half ? q.y : q.x, r), scale = half ? s[r] >> 16 : s[r] & 0xFFFFu;
+        const u32 bias = 32896u * 0x10001u - scale * (16u * 0x10001u);
+        const u32 z0 = (code & 0x00FF00FFu) * scale + bias, z1 = (code >> 8 & 0x00FF00FFu) * scale + bias;
+        hi[2 * half + r] = __byte_perm(z0, z1, 0x7351) ^ 0x80808080u;
+        lo[2 * half + r] = __byte_perm(z0, z1, 0x6240) ^ 0x80808080u;
+      }
+    }
+  }
+};
+
+// A super-block's sum, times its scale and the token's, on top of `before`. The scale of NVFP4 is a power of two, and nothing is
+// rounded before the fma; others have a product of both scales.
+template <int QT> DEVICE float add_sum(int isum, float d, float dx, float before) {
+  if constexpr (QT == NV4) return __fmaf_rn(__fmul_rn((float)isum, d), dx, before);
+  else return __fmaf_rn((float)isum, __fmul_rn(d, dx), before);
+}

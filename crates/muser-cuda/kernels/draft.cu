@@ -35,9 +35,10 @@ struct DraftEmbedArgs {
   float* h;           // [n][hidden]
   u64 row_bytes;
   u32 type, hidden;
+  float factor;       // of the table
 };
 
-// h = embedding row, as it is in the file. One warp per super-block.
+// h = embedding row: the numbers of the file and the table's factor. One warp per super-block.
 extern "C" __global__ void __launch_bounds__(128) draft_embed(const __grid_constant__ DraftEmbedArgs p) {
   pdl_launch();
   const int kb = blockIdx.x * 4 + (threadIdx.x >> 5), lane = threadIdx.x & 31, row = blockIdx.y;
@@ -47,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(128) draft_embed(const __grid_const
   const u8* from = p.table + __ldcg(p.inputs + row) * p.row_bytes;
   float v[8];
 #pragma unroll
-  for (int i = 0; i < 8; i++) v[i] = dequantise(from, p.type, e + i);
+  for (int i = 0; i < 8; i++) v[i] = __fmul_rn(dequantise(from, p.type, e + i), p.factor);
   float* h = p.h + (u64)row * p.hidden + e;
   *(float4*)h = make_float4(v[0], v[1], v[2], v[3]);
   *(float4*)(h + 4) = make_float4(v[4], v[5], v[6], v[7]);
@@ -55,6 +56,7 @@ extern "C" __global__ void __launch_bounds__(128) draft_embed(const __grid_const
 
 struct DraftNormArgs {
   const float* part;  // [segments][n][hidden], or null: nothing to add
+  const float* factors;  // [hidden] or null
   float* h;           // [n][hidden], or null: the row is what `part` says
   const float* w;     // [hidden]
   const u32* rows;    // which row of h each output row is made of; null: all, and h is written
@@ -72,7 +74,10 @@ extern "C" __global__ void __launch_bounds__(1024) draft_norm(const __grid_const
   const int row = p.rows ? (int)__ldcg(p.rows + out) : out;
   pdl_wait();
   float x[8];
-  if (p.part) sum8(x, p.part + (u64)row * D + e, (u64)p.n * D, p.segments);
+  if (p.part) {
+    sum8(x, p.part + (u64)row * D + e, (u64)p.n * D, p.segments);
+    times_factors8(x, p.factors, e);
+  }
   if (p.h) {
     float* h = p.h + (u64)row * D + e;
     float before[8];
@@ -102,6 +107,7 @@ extern "C" __global__ void __launch_bounds__(1024) draft_norm(const __grid_const
 
 struct DraftHeadArgs {
   const float* part;     // [segments][n][width]: heads of q, K of all layers, V of all layers; null: K and V are zeros
+  const float* factors;  // [width] or null
   const float* q_norm;   // [128]
   const float* k_norms;  // [layers][128]
   const float2* angles;  // [position][64] cos, sin
@@ -138,6 +144,8 @@ template <int D> DEVICE void draft_rope(const DraftHeadArgs& p) {
   if (p.part) {
     const float4 f = sum4(p.part + (u64)row * p.width + at + lane * 4, (u64)p.n * p.width, p.segments);
     x[0] = f.x; x[1] = f.y; x[2] = f.z; x[3] = f.w;
+#pragma unroll
+    for (int i = 0; i < 4; i++) x[i] = times_factor(x[i], p.factors, at + lane * 4 + i);
   }
   u8* to = p.kv + (u64)(slot >> 8) * p.block_bytes + layer * p.layer_bytes + head * head_bytes<D>();
   if (is_v) {

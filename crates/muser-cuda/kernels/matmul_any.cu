@@ -46,11 +46,18 @@ DEVICE void activations8(u32 (&x)[2], const i8* row, int kb, int lane) {
   x[1] = *(const u32*)(row + kb * 256 + perm64(lane * 8 + 4));
 }
 
+// Sum over the warp of what exceeds 32 bits: scales of NVFP4 of any size. Rounded once.
+DEVICE float wide_sum(long long v) {
+#pragma unroll
+  for (int o = 16; o; o >>= 1) v += __shfl_xor_sync(~0u, v, o);
+  return __ll2float_rn(v);
+}
+
 // Types with one scale of the activations per 256 values.
 template <int TOKENS> DEVICE void any_super(const AnyArgs& p) {
   const int lane = threadIdx.x & 31, row = blockIdx.x * WARPS + (threadIdx.x >> 5), token0 = blockIdx.y * TOKENS;
   if (row >= (int)p.padded_rows) return;
-  const int type = p.type, bytes = block_bytes(type);
+  const int type = p.type, bytes = block_bytes(type), len = block_len(type);
   const bool mins = type == Q2_K || type == Q4_K || type == Q5_K;
   const u8* w_row = p.w + (u64)min(row, (int)p.rows - 1) * p.row_bytes;
   float total[TOKENS];
@@ -59,16 +66,22 @@ template <int TOKENS> DEVICE void any_super(const AnyArgs& p) {
 #pragma unroll
     for (int t = 0; t < TOKENS; t++) acc[t] = 0.f;
     for (int kb = seg_begin(s, p.kb, p.segments); kb < seg_begin(s + 1, p.kb, p.segments); kb++) {
-      const u8* b = w_row + (u64)kb * bytes;
+      const int i = kb * 256 + lane * 8;
+      const u8* b = w_row + (u64)(i / len) * bytes;
       u32 w[2];
-      codes8(w, b, type, lane * 8);
-      const Group g = group_of(b, type, lane * 8);
+      codes8(w, b, type, i % len);
+      Group g = group_of(b, type, i % len);
+      if (type == NVFP4) g.sc = nvfp4_integer(b[i % len >> 4]);
 #pragma unroll
       for (int t = 0; t < TOKENS; t++) {
         const int col = p.first + min(token0 + t, (int)p.n - 1);
         u32 x[2];
         activations8(x, p.act.q + (u64)col * p.act.k, kb, lane);
         const float dx = p.act.d[(u64)kb * p.act.ld + col];
+        if (type == NVFP4) {  // doubled codes, scales in steps of 2^-9
+          acc[t] = __fmaf_rn(__fmul_rn(wide_sum((long long)g.sc * dot8(w, x)), 0x1p-10f), dx, acc[t]);
+          continue;
+        }
         acc[t] = __fmaf_rn((float)__reduce_add_sync(~0u, g.sc * dot8(w, x)), __fmul_rn(g.d, dx), acc[t]);
         if (mins) acc[t] = __fmaf_rn(-(float)__reduce_add_sync(~0u, g.mn * sum8i(x)), __fmul_rn(g.m, dx), acc[t]);
       }
@@ -79,13 +92,12 @@ template <int TOKENS> DEVICE void any_super(const AnyArgs& p) {
   if (lane == 0) store<TOKENS>(p, row, token0, total);
 }
 
-// Types with one scale per 32 values. Four lanes hold a block of 32, two a group of 16.
+// Types with one scale per 32 values. Four lanes hold a block.
 template <int TOKENS> DEVICE void any_small(const AnyArgs& p) {
   const int lane = threadIdx.x & 31, row = blockIdx.x * WARPS + (threadIdx.x >> 5), token0 = blockIdx.y * TOKENS;
   if (row >= (int)p.padded_rows) return;
   const int type = p.type, bytes = block_bytes(type), len = block_len(type);
   const bool mins = type == Q4_1 || type == Q5_1;
-  const int lanes = type == NVFP4 ? 2 : 4;
   const u8* w_row = p.w + (u64)min(row, (int)p.rows - 1) * p.row_bytes;
   float total[TOKENS];
   for (u32 s = 0; s < p.segments; s++) {
@@ -105,14 +117,13 @@ template <int TOKENS> DEVICE void any_small(const AnyArgs& p) {
         activations8(x, p.act.q32 + (u64)col * p.act.k, kb, lane);
         const float dx = p.act.d32[((u64)kb * p.act.ld + col) * 8 + (lane >> 2)];
         int dot = dot8(w, x), sum = sum8i(x);
-        dot += __shfl_xor_sync(~0u, dot, 1);
-        sum += __shfl_xor_sync(~0u, sum, 1);
-        if (lanes == 4) {
-          dot += __shfl_xor_sync(~0u, dot, 2);
-          sum += __shfl_xor_sync(~0u, sum, 2);
+#pragma unroll
+        for (int o = 1; o <= 2; o++) {
+          dot += __shfl_xor_sync(~0u, dot, o);
+          sum += __shfl_xor_sync(~0u, sum, o);
         }
         const float scale = __fmul_rn(g.d, dx), min_scale = __fmul_rn(g.m, dx);
-        for (int from = 0; from < 32; from += lanes) {
+        for (int from = 0; from < 32; from += 4) {
           acc[t] = __fmaf_rn((float)__shfl_sync(~0u, dot, from), __shfl_sync(~0u, scale, from), acc[t]);
           if (mins) acc[t] = __fmaf_rn((float)__shfl_sync(~0u, sum, from), __shfl_sync(~0u, min_scale, from), acc[t]);
         }

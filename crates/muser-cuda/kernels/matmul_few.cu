@@ -9,6 +9,7 @@
 //
 // The schedule (warps, ring, which SM takes which tile) moves work and changes no operation, so it changes no bit.
 #include "tiles.cuh"
+#include "barriers.cuh"
 
 // Two parts with types of their own may share a launch (attn_v beside q, k and gate): row tiles [0, tiles_a) from w_a,
 // the rest from w_b.
@@ -24,7 +25,7 @@ struct FewArgs {
   u32 stages;               // slots of a warp's ring, 3 to 6
 };
 
-constexpr int WARPS = 16;
+constexpr int WARPS = 16, SINGLE_WARPS = 20;
 
 __device__ constexpr int max_tile(int a, int b) { return tile_bytes(a) > tile_bytes(b) ? tile_bytes(a) : tile_bytes(b); }
 
@@ -54,7 +55,32 @@ DEVICE void stage_activations(const FewArgs& p, u32 aq, u32 asum, float* ad, int
     }
   }
   cp_commit();
-  cp_wait<0>();  // the rings too: they were filled long ago
+}
+
+// The same for NVFP4, each four codes beside their negatives; those of a single token in the columns of their groups, between zeros
+// that are there already.
+template <int NT, bool ONE> DEVICE void stage_both(const FewArgs& p, u32 aq, float* ad, int qstride, int kb0, int L) {
+  const int n = p.n;
+  for (int i = threadIdx.x; i < n * L * 16; i += blockDim.x) {
+    const int col = i / (L * 16), piece = i - col * L * 16;  // codes k = 4t .. 4t + 3 of four groups
+    const uint4 x = __ldcg((const uint4*)(p.act.q + (u64)col * p.act.k + (u64)kb0 * 256 + piece * 16));
+    if constexpr (ONE) {
+      const u32 words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+      for (int h = 0; h < 4; h++) {
+        const int group = (piece >> 2) * 4 + h;
+        sts64(aq + group * 256 + (group & 7) * 32 + (piece & 3) * 8, make_uint2(words[h], negated4(words[h])));
+      }
+    } else {
+      const u32 to = aq + col * qstride + piece * 32;
+      sts128(to, make_uint4(x.x, negated4(x.x), x.y, negated4(x.y)));
+      sts128(to + 16, make_uint4(x.z, negated4(x.z), x.w, negated4(x.w)));
+    }
+  }
+  for (int i = threadIdx.x; i < L * 8 * NT; i += blockDim.x) {
+    const int k = i / (8 * NT), col = i - k * 8 * NT;
+    ad[i] = col < n ? __ldcg(p.act.d + (u64)(kb0 + k) * p.act.ld + col) : 0.f;
+  }
 }
 
 // Waits until the oldest of `stages` loads of this warp has arrived.
@@ -71,6 +97,20 @@ template <int QA, int QB, int NTX> DEVICE void few(const FewArgs& p) {
   constexpr bool ONE = NTX == 0;
   constexpr int SLOT = max_tile(QA, QB);
   constexpr bool SMALL = QA == Q80;  // one activation scale per 32
+  constexpr bool NEGATED = QA == NV4;
+  // Bulk copies take fewer instructions, which are what NVFP4 lacks.
+#if __CUDA_ARCH__ >= 900
+  constexpr bool BULK = QA == NV4;
+#else
+  constexpr bool BULK = false;
+#endif
+  // A single token's operands take 16 times the room of its codes.
+#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
+  constexpr bool SINGLE = NEGATED && ONE;
+#else
+  constexpr bool SINGLE = false;
+#endif
+  constexpr int BLOCK = SINGLE ? 4096 : NEGATED ? 512 : 256;  // bytes of a token's super-block
   extern __shared__ __align__(128) u8 sh[];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, W = blockDim.x >> 5;
   pdl_launch();
@@ -82,40 +122,63 @@ template <int QA, int QB, int NTX> DEVICE void few(const FewArgs& p) {
   const int total = items * L;
 
   const u32 ring = smem_u32(sh) + warp * stages * SLOT;
-  u8* zero = sh + W * stages * SLOT;  // 256 zero bytes: the operands of padded tokens
-  const int qstride = L * 256 + 64;
-  u8* aq = zero + 256;
+  u8* zero = sh + W * stages * SLOT;  // zero bytes: the operands of padded tokens
+  const int qstride = L * BLOCK + (NEGATED ? 16 : 64);
+  u8* aq = zero + BLOCK;
   u8* asum = aq + n * qstride;
-  float* ad = (float*)(asum + (SMALL ? 0 : L * n * 16));
+  float* ad = (float*)(asum + (SMALL || NEGATED ? 0 : L * n * 16));
+  const u32 scratch = smem_u32(ad) + L * 8 * NT * (SMALL ? 32 : 4) + warp * scratch_bytes(QA);
 
   // fill the ring
   int loaded = 0, load_kb = 0, load_slot = 0, load_tile = first;
-  auto source = [&](int tile, int k) {
-    return QA == QB || tile < (int)p.tiles_a ? p.w_a + ((u64)tile * kb + kb0 + k) * tile_bytes(QA)
-                                             : p.w_b + ((u64)(tile - p.tiles_a) * kb + kb0 + k) * tile_bytes(QB);
+  auto source = [&](int tile) {
+    return QA == QB || tile < (int)p.tiles_a ? p.w_a + ((u64)tile * kb + kb0) * tile_bytes(QA)
+                                             : p.w_b + ((u64)(tile - p.tiles_a) * kb + kb0) * tile_bytes(QB);
   };
+  const u8* src = source(first);
+  u32 load_at = ring;
+  const u32 bars = scratch + 1024;  // one for each slot
+  if constexpr (BULK) {
+    if (lane == 0) {
+      for (int i = 0; i < stages; i++) bar_init(bars + i * 8, 1);
+      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    }
+    __syncwarp();
+  }
   auto issue = [&]() {
-    if (loaded < total) {
-      const u8* src = source(load_tile, load_kb);
+    if constexpr (BULK) {
+      if (loaded < total && lane == 0) {
+        bar_expect(bars + load_slot * 8, SLOT);
+        bulk_load(load_at, src, SLOT, bars + load_slot * 8);
+      }
+    } else if (loaded < total) {
       const int bytes = QA == QB || load_tile < (int)p.tiles_a ? tile_bytes(QA) : tile_bytes(QB);
 #pragma unroll
       for (int o = 0; o < SLOT; o += 512)
-        if (o + lane * 16 < bytes) cp16(ring + load_slot * SLOT + o + lane * 16, src + o + lane * 16);
+        if (o + lane * 16 < bytes) cp16(load_at + o + lane * 16, src + o + lane * 16);
     }
-    cp_commit();
+    if (!BULK) cp_commit();
     loaded++;
-    if (++load_kb == L) { load_kb = 0; load_tile += stride; }
-    if (++load_slot == stages) load_slot = 0;
+    src += QA == QB || load_tile < (int)p.tiles_a ? tile_bytes(QA) : tile_bytes(QB);
+    load_at += SLOT;
+    if (++load_kb == L) { load_kb = 0; load_tile += stride; src = source(load_tile); }
+    if (++load_slot == stages) { load_slot = 0; load_at = ring; }
   };
   // One tile a warp at a time: whatever the kernels before this one still read would wait behind more.
   for (int i = 0; i < stages; i++) {
     issue();
-    if (i + 1 < stages) cp_wait<0>();
+    if (i + 1 == stages) break;
+    if (!BULK) cp_wait<0>();
+    else if (loaded <= total) bar_wait(bars + i * 8, 0);
   }
-  if (threadIdx.x < 16) *(uint4*)(zero + threadIdx.x * 16) = make_uint4(0, 0, 0, 0);
+  for (int i = threadIdx.x; i < (SINGLE ? (L + 1) * 256 : BLOCK / 16); i += blockDim.x) *(uint4*)(zero + i * 16) = make_uint4(0, 0, 0, 0);
+  if (SINGLE) __syncthreads();
   pdl_wait();
 
-  stage_activations<SMALL, NT>(p, smem_u32(aq), smem_u32(asum), ad, qstride, kb0, L);
+  if constexpr (NEGATED) stage_both<NT, ONE>(p, smem_u32(aq), ad, qstride, kb0, L);
+  else stage_activations<SMALL, NT>(p, smem_u32(aq), smem_u32(asum), ad, qstride, kb0, L);
+  if (!BULK) cp_wait<0>();  // the rings too: they were filled long ago
   __syncthreads();
 
   const int g = lane >> 2, t = lane & 3;
@@ -123,18 +186,19 @@ template <int QA, int QB, int NTX> DEVICE void few(const FewArgs& p) {
   int bstep[NT], sstep[NT];
 #pragma unroll
   for (int j = 0; j < NT; j++) {
-    const bool on = j * 8 + g < n, son = on && t < 2 && !SMALL;
-    b0[j] = on ? smem_u32(aq) + (j * 8 + g) * qstride + t * 16 : smem_u32(zero);
-    bstep[j] = on ? 256 : 0;
+    const bool on = j * 8 + g < n, son = on && t < 2 && !SMALL && !NEGATED;
+    b0[j] = on ? smem_u32(aq) + (j * 8 + g) * qstride + t * (BLOCK / 16) : smem_u32(zero);
+    bstep[j] = on ? BLOCK : 0;
     s0[j] = son ? smem_u32(asum) + (j * 8 + g) * 16 + t * 8 : smem_u32(zero);
     sstep[j] = son ? n * 16 : 0;
   }
   const u32 ad0 = smem_u32(ad);
-  int slot = 0;
+  int slot = 0, parity = 0;
+  u32 at = ring;
   for (int it = 0; it < items; it++) {
     const int tile = first + it * stride;
     float acc[1][NT][4];
-    u32 b[NT], s[NT], dsc = ad0;
+    u32 b[NT], s[NT], dsc = ad0, own = smem_u32(aq) + lane * 8;
 #pragma unroll
     for (int j = 0; j < NT; j++) {
       b[j] = b0[j]; s[j] = s0[j];
@@ -142,16 +206,23 @@ template <int QA, int QB, int NTX> DEVICE void few(const FewArgs& p) {
       for (int r = 0; r < 4; r++) acc[0][j][r] = 0.f;
     }
     for (int k = 0; k < L; k++) {
-      wait_for_oldest(stages);
-      __syncwarp();
-      if (QA == QB || tile < (int)p.tiles_a) tile_mul<QA, 1, NT, ONE>(ring + slot * SLOT, 0, b, 0, s, dsc, lane, acc);
-      else tile_mul<QB, 1, NT, ONE>(ring + slot * SLOT, 0, b, 0, s, dsc, lane, acc);
+      if constexpr (BULK) {
+        bar_wait(bars + slot * 8, parity);
+      } else {
+        wait_for_oldest(stages);
+        __syncwarp();
+      }
+      if constexpr (SINGLE) nv4_single(at, own, dsc, lane, acc[0][0]);
+      else if (QA == QB || tile < (int)p.tiles_a) tile_mul<QA, 1, NT, ONE, NEGATED>(at, 0, b, 0, s, dsc, scratch, lane, acc);
+      else tile_mul<QB, 1, NT, ONE>(at, 0, b, 0, s, dsc, scratch, lane, acc);
       __syncwarp();
       issue();  // into the slot just read
-      if (++slot == stages) slot = 0;
+      at += SLOT;
+      if (++slot == stages) slot = 0, parity ^= 1, at = ring;
 #pragma unroll
       for (int j = 0; j < NT; j++) { b[j] += bstep[j]; s[j] += sstep[j]; }
       dsc += (SMALL ? 256 : 32) * NT;
+      own += BLOCK;
     }
     const u32 row = p.first_row + tile * 16 + g;
 #pragma unroll
@@ -165,10 +236,11 @@ template <int QA, int QB, int NTX> DEVICE void few(const FewArgs& p) {
 }
 
 #define FEW(name, qa, qb, ntx) \
-  extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) name(const __grid_constant__ FewArgs p) { few<qa, qb, ntx>(p); }
+  extern "C" __global__ void __launch_bounds__((qa == NV4 && ntx == 0 ? SINGLE_WARPS : WARPS) * 32, 1) name(const __grid_constant__ FewArgs p) { few<qa, qb, ntx>(p); }
 #define FEW3(name, qa, qb) FEW(name##_1, qa, qb, 0) FEW(name##_8, qa, qb, 1) FEW(name##_16, qa, qb, 2)
 FEW3(few_q4k, Q4K, Q4K)
 FEW3(few_q5k, Q5K, Q5K)
 FEW3(few_q6k, Q6K, Q6K)
+FEW3(few_nv4, NV4, NV4)
 FEW3(few_q80, Q80, Q80)
 FEW3(few_q4k_q6k, Q4K, Q6K)

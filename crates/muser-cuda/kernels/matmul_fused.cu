@@ -9,6 +9,7 @@
 //
 //   Q4_K, Q5_K: scale = 8 a + b, 0..7:      q a and q b are at most 217:   isum = 8 sum(q a x) + sum(q b x)
 //   Q6_K:       scale (q - 32) = 64 hi + lo                                4 isum = 256 sum(hi x) + sum(4 lo x)
+//   NVFP4:      scale code = 256 hi + lo, at most 32,639                   isum = 256 sum(hi x) + sum(lo x)
 //
 // A warp unpacks the digits of its own row tile: a tile's lanes hold what the A registers of m64nNk32 want. A warpgroup has 64
 // output rows x N tokens; the warpgroups of a CTA share the tokens, which one warp brings beside the weights, a super-block a slot.
@@ -26,12 +27,13 @@ struct FusedArgs {
   u32 row_tiles, kb, segments, n, first_row, out_rows;
 };
 
-template <int QT> __device__ constexpr int fused_sum_bytes() { return QT == Q6K ? 0 : 32; }  // of a token
+template <int QT> __device__ constexpr bool has_mins() { return QT == Q4K || QT == Q5K; }
+template <int QT> __device__ constexpr int fused_sum_bytes() { return has_mins<QT>() ? 32 : 0; }  // of a token
 template <int QT, int N, int GROUPS> __device__ constexpr int fused_slot_bytes() {
   return (N * (256 + fused_sum_bytes<QT>() + 4) + GROUPS * 4 * tile_bytes(QT) + 1023) & ~1023;
 }
 template <int QT, int N, int GROUPS> __device__ constexpr int fused_slots() {
-  const int fit = (232448 - 1024 - 128) / fused_slot_bytes<QT, N, GROUPS>();
+  const int fit = (232448 - 1024 - 128 - GROUPS * 4 * digit_scratch_bytes(QT)) / fused_slot_bytes<QT, N, GROUPS>();
   return fit > 6 ? 6 : fit;
 }
 
@@ -40,7 +42,10 @@ template <int QT> struct RowFactors {
   float d[2], dmin[2];
   u32 mins[4];  // f16 pairs: the min of group t (0, 1) and group t + 4 (2, 3) of rows g and g + 8, once per 16 values
   DEVICE RowFactors(u32 w, int g, int t) {
-    if constexpr (QT == Q6K) {
+    if constexpr (QT == NV4) {
+      d[0] = nv4_scale_of(w, g);
+      d[1] = nv4_scale_of(w, g + 8);
+    } else if constexpr (QT == Q6K) {
       const u32 dd = lds32(w + 3328 + g * 4);
       d[0] = __fmul_rn(low_half(dd), 0.25f);
       d[1] = __fmul_rn(high_half(dd), 0.25f);
@@ -112,13 +117,13 @@ struct SlotInfo {
   u32 what, row, column, segment;
 };
 
-// Warpgroups take turns at the tensor core, where that pays: two at a time slow each other down. Weights of Q6_K take so long to unpack
+// Warpgroups take turns at the tensor core, where that pays: two at a time slow each other down. Weights of Q6_K and NVFP4 take so long to unpack
 // that the core would wait for whoever has the turn.
-template <int QT, int N> __device__ constexpr bool turns() { return N > 64 && QT != Q6K; }
+template <int QT, int N> __device__ constexpr bool turns() { return N > 64 && has_mins<QT>(); }
 DEVICE void take_turn(int group) { asm volatile("bar.sync %0, 256;" ::"r"(1 + group) : "memory"); }
 DEVICE void give_turn(int group) { asm volatile("bar.arrive %0, 256;" ::"r"(1 + group) : "memory"); }
 
-template <int QT, int N, int GROUPS> DEVICE void fused_consume(const FusedArgs& p, u32 base, u32 full, u32 empty, u32 infos) {
+template <int QT, int N, int GROUPS> DEVICE void fused_consume(const FusedArgs& p, u32 base, u32 full, u32 empty, u32 infos, u32 scratch) {
   using D = Digits<QT>;
   constexpr int SLOT = fused_slot_bytes<QT, N, GROUPS>(), SLOTS = fused_slots<QT, N, GROUPS>(), LOT = lot<N>();
   constexpr int SUMS = N * 256, SCALES = SUMS + N * fused_sum_bytes<QT>(), TILES = SCALES + N * 4;
@@ -139,7 +144,7 @@ template <int QT, int N, int GROUPS> DEVICE void fused_consume(const FusedArgs& 
     uint4 info = make_uint4(0, 0, 0, 0);
     if (group < (int)(what & COUNT)) {
       const u64 acts = rows_128(at);
-      D digits(w, g, lane);
+      D digits(w, g, lane, scratch + warp * digit_scratch_bytes(QT));
       u32 a[2][LOT][2][4];
 #pragma unroll
       for (int c = 0; c < 8 / LOT; c++) {
@@ -173,15 +178,15 @@ template <int QT, int N, int GROUPS> DEVICE void fused_consume(const FusedArgs& 
 #pragma unroll
         for (int i = 0; i < PART / 2; i++) {
           const int e = part * PART / 2 + i;
-          sum[e] = __fmaf_rn((float)(hi[e] * D::BASE + lo[e]), __fmul_rn(f.d[(i >> 1) & 1], scale_of(e)), sum[e]);
+          sum[e] = add_sum<QT>(hi[e] * D::BASE + lo[e], f.d[(i >> 1) & 1], scale_of(e), sum[e]);
         }
-        if constexpr (QT != Q6K) {
+        if constexpr (has_mins<QT>()) {
           wgmma_fence();
           wgmma_f16<PART>(mins[part], f.mins, rows_32(at + SUMS + part * PART * 32));
           wgmma_commit();
         }
       }
-      if constexpr (QT != Q6K) {
+      if constexpr (has_mins<QT>()) {
 #pragma unroll
         for (int part = 0; part < PARTS; part++) {
           if (part + 1 < PARTS) wgmma_wait<1>();
@@ -301,13 +306,14 @@ template <int QT, int N, int GROUPS> DEVICE void fused(const FusedArgs& p) {
     if (threadIdx.x < GROUPS * 128 + 32) fused_produce<QT, N, GROUPS>(p, base, full, empty, infos);
   } else {
     grow_registers<GROUPS>();
-    fused_consume<QT, N, GROUPS>(p, base, full, empty, infos);
+    fused_consume<QT, N, GROUPS>(p, base, full, empty, infos, infos + SLOTS * 16);
   }
   pdl_wait();  // what comes after this kernel has waited for all before it
 }
 #define FUSED(name, qt, n, groups) \
   extern "C" __global__ void __launch_bounds__(groups * 128 + 128, 1) name(const __grid_constant__ FusedArgs p) { fused<qt, n, groups>(p); }
-#define FUSED_ALL(n, groups) FUSED(fused_q4k_##n, Q4K, n, groups) FUSED(fused_q5k_##n, Q5K, n, groups) FUSED(fused_q6k_##n, Q6K, n, groups)
+#define FUSED_ALL(n, groups) FUSED(fused_q4k_##n, Q4K, n, groups) FUSED(fused_q5k_##n, Q5K, n, groups) FUSED(fused_q6k_##n, Q6K, n, groups) \
+  FUSED(fused_nv4_##n, NV4, n, groups)
 FUSED_ALL(32, 4)
 FUSED_ALL(64, 3)
 FUSED_ALL(128, 2)

@@ -45,6 +45,7 @@ template <int QT> DEVICE void many(const ManyArgs& p) {
   const int kb = p.kb;
   float* totals = (float*)(sh + STAGES * stage_bytes<QT>()) + warp * MT * NT * 4 * 32 + lane;
   u8* zero = sh + STAGES * stage_bytes<QT>() + THREADS * MT * NT * 16;
+  const u32 scratch = smem_u32(zero) + 16 + warp * scratch_bytes(QT);
   if (threadIdx.x < 4) ((u32*)zero)[threadIdx.x] = 0;
   const u32 stage0 = smem_u32(sh);
 
@@ -100,7 +101,7 @@ template <int QT> DEVICE void many(const ManyArgs& p) {
       s[j] = t < 2 ? scales + (wc * 32 + j * 8 + g) * 16 + t * 8 : smem_u32(zero);
     }
     const u32 dsc = QT == Q80 ? scales + wc * 32 * 32 : scales + TOKENS * 16 + wc * 32 * 4;
-    tile_mul<QT, MT, NT, false>(base + wr * MT * TB, TB, b, g & 1, s, dsc, lane, acc);
+    tile_mul<QT, MT, NT, false>(base + wr * MT * TB, TB, b, g & 1, s, dsc, scratch, lane, acc);
     if (k + 1 == seg_end && k + 1 < kb) {
 #pragma unroll
       for (int i = 0; i < MT * NT * 4; i++) {
@@ -134,4 +135,5 @@ template <int QT> DEVICE void many(const ManyArgs& p) {
 MANY(many_q4k, Q4K)
 MANY(many_q5k, Q5K)
 MANY(many_q6k, Q6K)
+MANY(many_nv4, NV4)
 MANY(many_q80, Q80)

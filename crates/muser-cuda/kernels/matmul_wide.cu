@@ -8,6 +8,7 @@
 //
 //   Q4_K, Q5_K: scale = 8 a + b, 0..7:      q a and q b are at most 217:   isum = 8 sum(q a x) + sum(q b x)
 //   Q6_K:       scale (q - 32) = 64 hi + lo                                4 isum = 256 sum(hi x) + sum(4 lo x)
+//   NVFP4:      scale code = 256 hi + lo, at most 32,639                   isum = 256 sum(hi x) + sum(lo x)
 //
 // `split_*` writes the digits of a whole matrix once (they are read by every block of tokens), as the image that
 // warpgroup multiplication reads from shared memory; activations lie in memory alike (common.cuh, `tiled`). `wide_*` then
@@ -29,7 +30,7 @@ struct WideArgs {
   u32 first_row, out_rows;
   const u8* digits;
 };
-enum { ROUNDED = 4 };  // beside the tile types
+enum { ROUNDED = 5 };  // beside the tile types
 
 constexpr int TOKENS = 128, ROW_TILES = 8, CONSUMERS = 256;
 constexpr int ACT_BYTES = TOKENS * 128;            // half a super-block
@@ -41,7 +42,7 @@ template <int QT> __device__ constexpr int slots() { return QT == ROUNDED ? 6 : 
 template <int QT> __device__ constexpr int slot_bytes() { return ACT_BYTES + digits<QT>() * DIGIT_BYTES; }
 template <int QT> __device__ constexpr int total_bytes() { return QT == ROUNDED ? 0 : 64 * CONSUMERS * 4; }
 template <int QT> __device__ constexpr int image_bytes() { return 2 * digits<QT>() * DIGIT_BYTES; }  // of 128 rows x 256
-template <int QT> __device__ constexpr int sum_bytes() { return QT == Q6K || QT == ROUNDED ? 0 : TOKENS * 32; }
+template <int QT> __device__ constexpr int sum_bytes() { return QT == Q4K || QT == Q5K ? TOKENS * 32 : 0; }
 template <int QT> __device__ constexpr int meta_bytes() { return QT == ROUNDED ? 64 : QT == Q6K ? 32 : 256; }   // of a row tile
 template <int QT> __device__ constexpr int meta_at() { return QT == Q6K ? 3328 : QT == Q5K ? 2560 : 2048; }
 template <int QT> __device__ constexpr int scale_bytes() { return sum_bytes<QT>() + TOKENS * 4 + ROW_TILES * meta_bytes<QT>(); }
@@ -117,9 +118,11 @@ template <int QT> DEVICE void split(const SplitArgs& p) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2;
   const u32 mine = bring_tile<QT>(p, shared + image_bytes<QT>(), warp, lane);
   u32 a[2][8][4];
-  Digits<QT> unpack(mine, g, lane);
+  // Where the images end up nothing lies yet.
+  Digits<QT> unpack(mine, g, lane, smem_u32(shared) + warp * digit_scratch_bytes(QT));
 #pragma unroll
   for (int grp = 0; grp < 8; grp++) unpack.group(a[0][grp], a[1][grp], mine, lane, grp);
+  if (digit_scratch_bytes(QT)) __syncthreads();
 #pragma unroll
   for (int d = 0; d < 2; d++) {
 #pragma unroll
@@ -235,6 +238,9 @@ template <int QT> struct Factors {
     if constexpr (QT == ROUNDED) {
       d[0] = __uint_as_float(lds32(meta + g * 4));
       d[1] = __uint_as_float(lds32(meta + g * 4 + 32));
+    } else if constexpr (QT == NV4) {
+      d[0] = nv4_scale(lds32(meta + g * 32));
+      d[1] = nv4_scale(lds32(meta + g * 32 + 16));
     } else if constexpr (QT == Q6K) {
       const u32 dd = lds32(meta + g * 4);
       d[0] = __fmul_rn(low_half(dd), 0.25f);
@@ -315,14 +321,13 @@ template <int QT> DEVICE void consume(const WideArgs& p, u32 base, u32 full, u32
             sum[4 * j + r] =
                 __fmaf_rn((float)hi[4 * j + r], __fmul_rn(f.d[r >> 1], __uint_as_float(r & 1 ? xd.y : xd.x)), sum[4 * j + r]);
         }
-      } else if constexpr (QT == Q6K) {
+      } else if constexpr (QT == Q6K || QT == NV4) {
 #pragma unroll
         for (int j = 0; j < 16; j++) {
           const uint2 xd = lds64(scales + (j * 8 + 2 * t) * 4);
 #pragma unroll
           for (int r = 0; r < 4; r++)
-            sum[4 * j + r] = __fmaf_rn((float)(hi[4 * j + r] * W::BASE + lo[4 * j + r]),
-                                       __fmul_rn(f.d[r >> 1], __uint_as_float(r & 1 ? xd.y : xd.x)), sum[4 * j + r]);
+            sum[4 * j + r] = add_sum<QT>(hi[4 * j + r] * W::BASE + lo[4 * j + r], f.d[r >> 1], __uint_as_float(r & 1 ? xd.y : xd.x), sum[4 * j + r]);
         }
       } else {
 #pragma unroll
@@ -441,6 +446,7 @@ template <int QT> DEVICE void wide(const WideArgs& p) {
 SPLIT(split_q4k) { split<Q4K>(p); }
 SPLIT(split_q5k) { split<Q5K>(p); }
 SPLIT(split_q6k) { split<Q6K>(p); }
+SPLIT(split_nv4) { split<NV4>(p); }
 SPLIT(round_q4k) { round_weights<Q4K>(p); }
 SPLIT(round_q5k) { round_weights<Q5K>(p); }
 SPLIT(round_q6k) { round_weights<Q6K>(p); }
@@ -449,4 +455,5 @@ SPLIT(round_q6k) { round_weights<Q6K>(p); }
 WIDE(wide_q4k, Q4K)
 WIDE(wide_q5k, Q5K)
 WIDE(wide_q6k, Q6K)
+WIDE(wide_nv4, NV4)
 WIDE(wide_rounded, ROUNDED)

@@ -2,16 +2,17 @@
 //
 // One thread makes one 32-bit word of a tile by looking up the codes that belong there. Types whose integers fit another
 // type's tile share it, with the same integers and therefore the same bits in a product: Q4_0, Q5_0 and IQ4_NL become
-// Q8_0 tiles, Q3_K becomes Q6_K tiles.
+// Q8_0 tiles, Q3_K becomes Q6_K tiles. A matrix of NVFP4 whose scales differ too much within 256 values has no tile: that is counted.
 #include "tiles.cuh"
 
-enum { Q4_0 = 2, Q5_0 = 6, Q8_0 = 8, Q3_K = 11, Q4_K = 12, Q5_K = 13, Q6_K = 14, IQ4_NL = 20 };
+enum { Q4_0 = 2, Q5_0 = 6, Q8_0 = 8, Q3_K = 11, Q4_K = 12, Q5_K = 13, Q6_K = 14, IQ4_NL = 20, NVFP4 = 40 };
 
 struct RepackArgs {
   const u8* src;   // ggml blocks, row after row
   u32* dst;        // tiles
   u64 words;
   u32 rows, kb, type;
+  u32* unfit;      // counts scales that the tile cannot hold
 };
 
 __constant__ i8 iq4_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
@@ -42,6 +43,17 @@ DEVICE int code8(const u8* b, int type, int i) {
   return type == IQ4_NL ? iq4_values[nib] : nib - 8;
 }
 
+// Scale j of 256 values of NVFP4 in steps of 2^-9, and how many of the zeros that all 16 end with are taken off.
+DEVICE u32 scale_nv4(const u8* b, int j) {
+  const u32 x = b[36 * (j >> 2) + (j & 3)] & 0x7F, e = x >> 3, m = x & 7;
+  return x == 0x7F ? 0 : e ? (8 + m) << (e - 1) : m;
+}
+DEVICE u32 shift_nv4(const u8* b) {
+  u32 all = 0;
+  for (int j = 0; j < 16; j++) all |= scale_nv4(b, j);
+  return all ? min(__ffs((int)all) - 1, 15) : 0;  // four bits
+}
+
 // Words of the scales of Q4_K and Q5_K: piece 0..7 = L0 L1 H D0 M0 M1 MH D1
 DEVICE u32 meta_word(const u8* r0, const u8* r1, int piece) {
   u32 v = 0;
@@ -70,7 +82,7 @@ DEVICE const u8* block_of(const RepackArgs& p, u32 row, u32 block, u32 per_row, 
   return row < p.rows ? p.src + ((u64)row * per_row + block) * bytes : nullptr;
 }
 
-__device__ const u8 zero_block[256] = {};
+__device__ const u8 zero_block[256] = {};  // as long as any block
 
 template <int QT> DEVICE void repack(const RepackArgs& p) {
   constexpr int TW = tile_bytes(QT) / 4;
@@ -116,6 +128,29 @@ template <int QT> DEVICE void repack(const RepackArgs& p) {
       const int row = w - 832;
       v = load16(block(row, bytes) + bytes - 2) | load16(block(row + 8, bytes) + bytes - 2) << 16;
     }
+  } else if constexpr (QT == NV4) {
+    constexpr u32 BYTES = 4 * 36;
+    if (w < 512) {
+      const int k = 64 * chunk + 16 * piece + 4 * t;
+      for (int r = 0; r < 2; r++) {
+        const u8* codes = block(g + 8 * r, BYTES) + 36 * (k >> 6) + 4 + 8 * (k >> 4 & 3);
+        for (int y = 0; y < 4; y++) {
+          const int i = (k & 15) + y;
+          const u32 code = codes[i & 7] >> (i >= 8 ? 4 : 0) & 15, size = code & 7;
+          v |= (size ? code : 0) << (16 * r + 4 * y);
+        }
+      }
+    } else {
+      const int m = w - 512, j = 2 * (m & 3);
+      const u8* b = block((m >> 3) + 8 * (m >> 2 & 1), BYTES);
+      const u32 shift = shift_nv4(b);
+      for (int y = 0; y < 4; y++) {
+        const u32 scale = scale_nv4(b, j + (y & 1) + 8 * (y >> 1)) >> shift;
+        if (scale > NV4_MOST) atomicAdd(p.unfit, 1);
+        const int up = scale > 15 ? 28 - __clz((int)scale) : 0;
+        v |= ((scale >> up & 15) | (up << 4 & 0x70) | (shift >> y & 1) << 7) << (8 * y);
+      }
+    }
   } else {
     const u32 bytes = p.type == Q8_0 ? 34 : p.type == Q5_0 ? 22 : 18;
     auto small = [&](int row, int grp) { return block_of(p, row0 + row, kb * 8 + grp, p.kb * 8, bytes); };
@@ -136,4 +171,5 @@ template <int QT> DEVICE void repack(const RepackArgs& p) {
 REPACK(repack_q4k, Q4K)
 REPACK(repack_q5k, Q5K)
 REPACK(repack_q6k, Q6K)
+REPACK(repack_nv4, NV4)
 REPACK(repack_q80, Q80)

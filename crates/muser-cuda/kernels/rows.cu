@@ -35,7 +35,7 @@ struct EmbedArgs {
   float* h;
   u64 row_bytes;
   u32 type, hidden;
-  float eps;
+  float eps, factor;        // factor: of the table
 };
 
 // h = rms(embedding), no weight. One CTA of hidden / 256 warps per row.
@@ -51,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(1024) embed_rows(const __grid_const
     load8(v, p.embeddings + (u64)(in & 0x7FFFFFFF) * p.hidden + e);
   } else {
 #pragma unroll
-    for (int i = 0; i < 8; i++) v[i] = dequantise(p.table + in * p.row_bytes, p.type, e + i);
+    for (int i = 0; i < 8; i++) v[i] = __fmul_rn(dequantise(p.table + in * p.row_bytes, p.type, e + i), p.factor);
   }
   const float r = inverse_rms(row_square_sum(v, red, blocks), p.hidden, p.eps);
   float* h = p.h + (u64)row * p.hidden + e;
@@ -101,6 +101,7 @@ DEVICE void store_peer(float4* p, u32 rank, float4 v, u32 size) {
 
 struct NormArgs {
   const float* part;   // [segments][n][hidden], null: no residual update
+  const float* factors;  // [hidden] or null
   float* h;            // [n][hidden]
   const float* post;   // weight of the post-norm
   const float* w;      // weight of the norm
@@ -140,6 +141,7 @@ extern "C" __global__ void __launch_bounds__(NORM_THREADS) norm_rows(const __gri
   if (p.part) {
     float o[8];
     sum8(o, p.part + (u64)row * D + e, (u64)p.n * D, p.segments);
+    times_factors8(o, p.factors, e);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
       u[i] = __fmul_rn(o[i], pw[i]);
@@ -181,6 +183,7 @@ extern "C" __global__ void __launch_bounds__(NORM_THREADS) norm_rows(const __gri
 
 struct SiluArgs {
   const float* part;  // [segments][n][2 * ffn]: gate, up
+  const float* factors;  // [2 * ffn] or null
   Act act;            // k = ffn
   u32 segments, n, ffn;
 };
@@ -199,6 +202,8 @@ extern "C" __global__ void __launch_bounds__(128) silu_rows(const __grid_constan
   up.load(src + p.ffn, step, p.segments);
   gate.add_up(u, src, step, p.segments);
   up.add_up(v, src + p.ffn, step, p.segments);
+  times_factors8(u, p.factors, kb * 256 + lane * 8);
+  times_factors8(v, p.factors, p.ffn + kb * 256 + lane * 8);
 #pragma unroll
   for (int i = 0; i < 8; i++) u[i] = silu_times(u[i], v[i]);
   quantise_block(u, row, kb, lane, p.act);
@@ -206,6 +211,7 @@ extern "C" __global__ void __launch_bounds__(128) silu_rows(const __grid_constan
 
 struct RopeArgs {
   const float* part;     // [segments][n][width]: q, k, gate, v side by side
+  const float* factors;  // [width] or null
   const float* q_norm;   // [128]
   const float* k_norm;   // [128]
   const float2* angles;  // [position][64] cos, sin; null on layers without rope
@@ -238,6 +244,8 @@ template <int D> DEVICE void rope(const RopeArgs& p) {
   const u64 step = (u64)p.n * p.width;
   const float4 f = sum4(src, step, p.segments);
   float x[4] = {f.x, f.y, f.z, f.w};
+#pragma unroll
+  for (int i = 0; i < 4; i++) x[i] = times_factor(x[i], p.factors, at + lane * 4 + i);
   u8* block = p.kv + (u64)(slot >> 8) * p.block_bytes;
   if (is_v) {
     store_value<D>(x, block + (head - H - KV) * head_bytes<D>(), inside, lane);
@@ -264,6 +272,7 @@ extern "C" __global__ void __launch_bounds__(128) rope_digits_2(const __grid_con
 
 struct LogitArgs {
   const float* part;  // [segments][n][out_rows]
+  const float* factors;  // [out_rows] or null
   float* logits;      // [n][vocab]
   u64* best;          // [n] 0 before
   u32 segments, n, out_rows, vocab;
@@ -278,7 +287,7 @@ extern "C" __global__ void __launch_bounds__(256) logit_rows(const __grid_consta
   u64 key = 0;
   if (i < p.vocab) {
     const float* src = p.part + (u64)row * p.out_rows + i;
-    float z = sum1(src, (u64)p.n * p.out_rows, p.segments);
+    float z = times_factor(sum1(src, (u64)p.n * p.out_rows, p.segments), p.factors, i);
     z = __fmul_rn(z, p.scale);
     if (p.cap > 0.f) z = __fmul_rn(p.cap, tanh_exact(__fdiv_rn(z, p.cap)));
     p.logits[(u64)row * p.vocab + i] = z;

@@ -18,20 +18,117 @@
 //                 3072  g: 16 int8 scales of row g, 16 of row g+8;  3328  g: f16 d of row g, of row g+8
 //   Q8_0, 4352 B     0  8 chunks (one per group of 32) of [lane][16 B] = the four A registers
 //                 4096  g: 8 f16 d of row g, 8 of row g+8
+//   NVFP4, 2304 B    0  chunk i=0..3, 512 B: [lane][16 B] = a word for each 16 of 64 values, E2M1 numbers, a zero without sign:
+//                         nibble y: row g k = 4t + y, nibble y + 4: row g + 8 the same k
+//                 2048  g: 16 scales of row g, 16 of row g+8, one per 16 values: a byte x stands for (x & 15) << (x >> 4 & 7);
+//                         word t has groups 2t, 2t + 1, 2t + 8 and 2t + 9; the top bits of each of a row's words: n of d = 2^(n - 10)
+//                       The scales of a row's 256 values are E4M3 numbers in steps of 2^-9, less n of the zeros at the end that all
+//                       of them have. A tile can hold them if none exceeds NV4_MOST; else the matrix stays as it is in the file.
 #pragma once
 #include "common.cuh"
 
-enum { Q4K = 0, Q5K = 1, Q6K = 2, Q80 = 3 };
+enum { Q4K = 0, Q5K = 1, Q6K = 2, NV4 = 3, Q80 = 4 };
 
-__device__ constexpr int tile_bytes(int qt) { return qt == Q4K ? 2304 : qt == Q5K ? 2816 : qt == Q6K ? 3360 : 4352; }
+constexpr u32 NV4_MOST = 15 << 7;  // 12 times that has two signed digits
+
+__device__ constexpr int tile_bytes(int qt) { return qt == Q4K ? 2304 : qt == Q5K ? 2816 : qt == Q6K ? 3360 : qt == NV4 ? 2304 : 4352; }
+
+// Shared memory that a warp needs beside a tile to multiply with it: NVFP4's scales as integers, and barriers of its ring.
+__device__ constexpr int scratch_bytes(int qt) { return qt == NV4 ? 1024 + 64 : 0; }
+
+// Four weights (E2M1 numbers, doubled, from 16 bits of a word) as bytes. A selector with its top bit set does not choose a byte but
+// repeats the byte's sign, which is 0 here: what has the other sign becomes 0.
+DEVICE u32 nv4_lookup(u32 first, u32 second, u32 codes) {
+  u32 r;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(first), "r"(second), "r"(codes));
+  return r;
+}
+constexpr u32 NV4_SIGNS = 0x88888888u;
+// As an A operand of twice the k: sizes of those without sign, sizes of those with; meets codes and their negatives.
+DEVICE void nv4_operand(u32 w, u32 (&a)[4]) {
+  constexpr u32 FIRST = 0x03020100u, SECOND = 0x0C080604u;
+  const u32 minus = w ^ NV4_SIGNS;
+  a[0] = nv4_lookup(FIRST, SECOND, w);
+  a[1] = nv4_lookup(FIRST, SECOND, w >> 16);
+  a[2] = nv4_lookup(FIRST, SECOND, minus);
+  a[3] = nv4_lookup(FIRST, SECOND, minus >> 16);
+}
+// With 16 added, row g and row g + 8.
+DEVICE u32 nv4_biased(u32 w, int row) {
+  return nv4_lookup(0x13121110u, 0x1C181614u, w >> (16 * row)) | nv4_lookup(0x0D0E0F10u, 0x04080A0Cu, (w ^ NV4_SIGNS) >> (16 * row));
+}
+// What the integers of a row are worth, from any word of its scales.
+DEVICE float nv4_scale(u32 scales) {
+  const u32 top = (scales & 0x80808080u) * 0x00204081u;  // n in the highest four bits
+  return __uint_as_float((top >> 5 & 0x07800000u) + (117u << 23));
+}
+DEVICE float nv4_scale_of(u32 tile, int row) { return nv4_scale(lds32(tile + 2048 + (row & 7) * 32 + (row >> 3) * 16)); }
+// The scales of four groups as integers.
+DEVICE uint4 nv4_integers(u32 scales) {
+  const u32 size = scales & 0x0F0F0F0Fu, up = (scales >> 4) & 0x07070707u;
+  auto one = [&](int i) { return (u32)ubyte(size, i) << ubyte(up, i); };
+  return make_uint4(one(0), one(1), one(2), one(3));
+}
+// Half of a row's scales.
+DEVICE uint2 nv4_scales(u32 tile, int row, int half) { return lds64(tile + 2048 + (row & 7) * 32 + (row >> 3) * 16 + half * 8); }
+
+// Makes integers of a tile's scales, [16 rows][16]: four lanes want the same ones, so each makes some for all.
+DEVICE void nv4_make_integers(u32 tile, u32 scratch, int lane) {
+  const int row = lane >> 1, half = lane & 1;
+  const uint2 x = nv4_scales(tile, row, half);
+  __syncwarp();  // those before have been read
+  const uint4 a = nv4_integers(x.x), b = nv4_integers(x.y);
+  sts128(scratch + row * 64 + half * 16, make_uint4(a.x, a.y, b.x, b.y));
+  sts128(scratch + row * 64 + half * 16 + 32, make_uint4(a.z, a.w, b.z, b.w));
+  __syncwarp();
+}
+
+// A row tile of NVFP4 times a single token. The columns of a product are eight groups of 16 values, so that a lane has sums of
+// its own instead of the same as seven others: activations come as B operands that are zero but in their column.
+//   x: shared address of this lane's operands: 8 bytes for each group, 256 bytes from one group to the next
+DEVICE void nv4_single(u32 tile, u32 x, u32 dsc, int lane, float (&acc)[4]) {
+  const int g = lane >> 2, t = lane & 3;
+  const u32 scales[2] = {lds32(tile + 2048 + g * 32 + t * 4), lds32(tile + 2048 + g * 32 + 16 + t * 4)};
+  const uint4 s[2] = {nv4_integers(scales[0]), nv4_integers(scales[1])};
+  int is[2] = {0, 0};
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    int c[2][4] = {};  // two chains of sums, so that they overlap
+#pragma unroll
+    for (int i = 0; i < 2; i++) {  // 64 values of k
+      const uint4 q = lds128(tile + (2 * half + i) * 512 + lane * 16);
+#pragma unroll
+      for (int h = 0; h < 4; h++) {
+        u32 a[4];
+        nv4_operand(h == 0 ? q.x : h == 1 ? q.y : h == 2 ? q.z : q.w, a);
+        const uint2 b = lds64(x + (8 * half + 4 * i + h) * 256);
+        mma32_u8s8_add(c[i], a, b.x, b.y);
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      is[r] += (c[0][2 * r] + c[1][2 * r]) * (int)(half ? s[r].z : s[r].x);
+      is[r] += (c[0][2 * r + 1] + c[1][2 * r + 1]) * (int)(half ? s[r].w : s[r].y);
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    is[r] += __shfl_xor_sync(~0u, is[r], 1);
+    is[r] += __shfl_xor_sync(~0u, is[r], 2);
+    // d is a power of two: nothing is rounded before the fma
+    acc[2 * r] = __fmaf_rn(__fmul_rn((float)is[r], nv4_scale(scales[r])), __uint_as_float(lds32(dsc)), acc[2 * r]);
+  }
+}
 
 // Products of MT row tiles (tile_step bytes apart in shared memory) with 8 NT tokens, added to acc in the one order that
 // the arithmetic allows. A lane's results: rows g, g + 8; tokens 2t, 2t + 1.
 //   b[j]: shared address of this lane's activations of token 8 j + g; 64-value chunk i lies at b[j] + 64 (i ^ swap)
 //   s[j]: its group sums (lanes with t >= 2: zeros);  dsc: shared address of the scales of this super-block
+//   scratch: scratch_bytes of shared memory of this warp's own
+// NEGATED, for NVFP4: each 4 bytes of activations lie beside their negatives.
 // ONE computes token 2t only: enough for a single token, and no bit of it changes.
-template <int QT, int MT, int NT, bool ONE>
-DEVICE void tile_mul(u32 tile, u32 tile_step, const u32* b, u32 swap, const u32* s, u32 dsc, int lane,
+template <int QT, int MT, int NT, bool ONE, bool NEGATED = false>
+DEVICE void tile_mul(u32 tile, u32 tile_step, const u32* b, u32 swap, const u32* s, u32 dsc, u32 scratch, int lane,
                      float (&acc)[MT][NT][4]) {
   const int g = lane >> 2, t = lane & 3;
   constexpr int STEP = ONE ? 2 : 1;
@@ -126,6 +223,51 @@ DEVICE void tile_mul(u32 tile, u32 tile_step, const u32* b, u32 swap, const u32*
         for (int r = 0; r < 4; r += STEP)
           acc[m][j][r] = __fmaf_rn((float)is[m][j][r], __fmul_rn(r < 2 ? d0 : d1, __uint_as_float(r & 1 ? xd.y : xd.x)),
                                    acc[m][j][r]);
+      }
+    }
+  } else if constexpr (QT == NV4) {
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+      const u32 base = tile + m * tile_step;
+      nv4_make_integers(base, scratch, lane);
+      int is[NT][4];
+#pragma unroll
+      for (int i = 0; i < 4; i++) {  // 64 values of k
+        const uint4 q = lds128(base + i * 512 + lane * 16);
+        const uint4 s0 = lds128(scratch + g * 64 + i * 16), s1 = lds128(scratch + 512 + g * 64 + i * 16);
+        u32 a[4][4];
+        nv4_operand(q.x, a[0]);
+        nv4_operand(q.y, a[1]);
+        nv4_operand(q.z, a[2]);
+        nv4_operand(q.w, a[3]);
+#pragma unroll
+        for (int j = 0; j < NT; j++) {
+          uint4 x[2];  // codes of four groups, each beside its negative
+          if constexpr (NEGATED) {
+            x[0] = lds128(b[j] + i * 128);
+            x[1] = lds128(b[j] + i * 128 + 16);
+          } else {
+            const uint4 v = lds128(b[j] + (i ^ swap) * 64);
+            x[0] = make_uint4(v.x, negated4(v.x), v.y, negated4(v.y));
+            x[1] = make_uint4(v.z, negated4(v.z), v.w, negated4(v.w));
+          }
+#pragma unroll
+          for (int h = 0; h < 4; h++) {  // groups of 16 values
+            int c[4];
+            mma32_u8s8(c, a[h][0], a[h][1], a[h][2], a[h][3], h & 1 ? x[h >> 1].z : x[h >> 1].x, h & 1 ? x[h >> 1].w : x[h >> 1].y);
+            const int sa = h == 0 ? s0.x : h == 1 ? s0.y : h == 2 ? s0.z : s0.w, sb = h == 0 ? s1.x : h == 1 ? s1.y : h == 2 ? s1.z : s1.w;
+#pragma unroll
+            for (int e = 0; e < 4; e += STEP) is[j][e] = (i | h ? is[j][e] : 0) + c[e] * (e < 2 ? sa : sb);
+          }
+        }
+      }
+      const float d0 = nv4_scale_of(base, g), d1 = nv4_scale_of(base, g + 8);
+#pragma unroll
+      for (int j = 0; j < NT; j++) {
+        const uint2 xd = lds64(dsc + j * 32 + t * 8);
+#pragma unroll
+        for (int r = 0; r < 4; r += STEP)  // d is a power of two: nothing is rounded before the fma
+          acc[m][j][r] = __fmaf_rn(__fmul_rn((float)is[j][r], r < 2 ? d0 : d1), __uint_as_float(r & 1 ? xd.y : xd.x), acc[m][j][r]);
       }
     }
   } else {  // Q4_K and Q5_K

@@ -14,7 +14,7 @@ use muser_backend::arith;
 use muser_backend::arith::attention::{Digits, MAX_LOG2_SCORE, score_bound};
 use muser_backend::{
     DraftBatch, DraftExecutor, ExecError, Executor, ExecutorInfo, KvCapacity, KvType, LentBlock, RowWants,
-    StepBatch, StepOutput,
+    StepBatch, StepOutput, numeric_route,
 };
 use muser_gguf::GgmlType;
 use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
@@ -37,7 +37,7 @@ use crate::nvrtc;
 use crate::selftest::{self, Card};
 use crate::step_data::{AttentionLimits, StepData, StepShape};
 use crate::tower::Tower;
-use crate::weights::{LayerOnDevice, Weights};
+use crate::weights::{LayerOnDevice, Repack, Weights};
 
 /// Block table entries of a step of few rows, to begin with.
 const SMALL_TABLE_LEN: usize = 16 * 1024;
@@ -125,9 +125,9 @@ impl Kernels {
         ProductKernels::new(context, &|name: &str| self.get(name))
     }
 
-    pub(crate) fn repack(&self) -> Result<[Function; 4], CudaError> {
-        let [a, b, c, d] = Tile::ALL.map(|t| self.get(&format!("repack_{}", t.name())));
-        Ok([a?, b?, c?, d?])
+    pub(crate) fn repack(&self) -> Result<Repack, CudaError> {
+        let [a, b, c, d, e] = Tile::ALL.map(|t| self.get(&format!("repack_{}", t.name())));
+        Ok([a?, b?, c?, d?, e?])
     }
 }
 
@@ -218,7 +218,7 @@ impl CudaExecutor {
         let angles = Buffer::from_slice(&context, &table, "rotation angles")?;
         let select = SelectShape::of(geometry.vocab);
         let empty = || KvPool::empty(&context);
-        let info = info(&context, &geometry, &options, digits);
+        let info = info(&context, model, &options, digits);
         let mut executor = Self {
             graphs: HashMap::new(),
             drafter: None,
@@ -567,7 +567,8 @@ fn digits_of(kv: KvType) -> Result<Digits, CudaError> {
     })
 }
 
-fn info(context: &Context, geometry: &Geometry, options: &CudaOptions, digits: Digits) -> ExecutorInfo {
+fn info(context: &Context, model: &Model, options: &CudaOptions, digits: Digits) -> ExecutorInfo {
+    let geometry = &model.geometry;
     let block_bytes = |sliding: bool| {
         let layers = geometry.sliding.iter().filter(|s| **s == sliding).count();
         layers * layer_bytes(digits, geometry.kv_heads)
@@ -579,7 +580,7 @@ fn info(context: &Context, geometry: &Geometry, options: &CudaOptions, digits: D
         route: {
             // The same on every card.
             let prefill = if options.prefill == Prefill::Fast { "-prefill8" } else { "" };
-            format!("{}{prefill}", arith::attention::route(digits))
+            format!("{}{prefill}", numeric_route(digits, model))
         },
         kv_type: options.kv,
         full_block_bytes: block_bytes(false),

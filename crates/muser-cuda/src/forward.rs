@@ -291,6 +291,7 @@ impl Walk<'_> {
         self.products.multiply(self.stream, &self.weights.output, act, s.top.at(0), count)?;
         let args = LogitArgs {
             part: s.top.at(0),
+            factors: self.weights.output.factors(),
             logits: s.logits.at(0),
             best: s.best.at(0),
             segments: self.products.output_segments(&self.weights.output, count),
@@ -331,6 +332,7 @@ impl Walk<'_> {
             type_id: w.embedding_type.id(),
             hidden: g.hidden as u32,
             eps: g.rms_eps,
+            factor: w.embedding_factor,
         };
         // Nothing runs before the step's data has arrived: later kernels read it before they wait.
         let shape = Launch { overlap: false, ..Launch::new((self.shape.n as u32, 1), (g.hidden / 8) as u32) };
@@ -348,6 +350,7 @@ impl Walk<'_> {
         let (s, g, n) = (self.scratch, self.geometry, self.shape.n);
         let args = NormArgs {
             part: before.map_or(0, |_| s.projected.at(0)),
+            factors: before.map_or(0, |(_, product)| product.factors()),
             h: s.h.at(0),
             post: before.map_or(0, |(post, _)| post),
             w,
@@ -382,6 +385,7 @@ impl Walk<'_> {
 
         let rope = RopeArgs {
             part: s.attn_in.at(0),
+            factors: layer.attn_in.factors(),
             q_norm: layer.q_norm,
             k_norm: layer.k_norm,
             angles: if sliding { self.angles.at(0) } else { 0 },
@@ -410,6 +414,7 @@ impl Walk<'_> {
             tiles: self.data.tiles(group),
             row_tile: self.data.row_tile(),
             qkvg: s.attn_in.at(0),
+            factors: layer.attn_in.factors(),
             act: self.products.input(&layer.attn_out, s.act_attention.act, n),
             segments,
             n: n as u32,
@@ -465,6 +470,7 @@ impl Walk<'_> {
         let (g, n) = (self.geometry, self.shape.n);
         let args = SiluArgs {
             part: self.scratch.ffn_in.at(0),
+            factors: before.factors(),
             act,
             segments: self.products.output_segments(before, n),
             n: n as u32,

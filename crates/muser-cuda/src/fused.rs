@@ -30,10 +30,11 @@ impl FusedShape {
 
     /// Shared memory: a ring of super-blocks, as many as fit; two barriers and what the producer says of a slot.
     pub(crate) fn shared_bytes(self, tile: Tile, limit: u32) -> u32 {
-        let sums = if tile == Tile::Q6K { 0 } else { 32 };
-        let slot = self.tokens * (256 + sums + 4) + self.groups * 4 * tile.bytes() as u32;
+        let slot = self.tokens * (256 + tile.sum_bytes() + 4) + self.groups * 4 * tile.bytes() as u32;
         let slot = slot.next_multiple_of(1024);
-        ((limit - 1152) / slot).min(FUSED_SLOTS) * (slot + 32)
+        // NVFP4's scales as integers, of each warp.
+        let scratch = if tile == Tile::Nv4 { self.groups * 4 * 512 } else { 0 };
+        ((limit - 1152 - scratch) / slot).min(FUSED_SLOTS) * (slot + 32) + scratch
     }
 }
 
@@ -49,7 +50,7 @@ mod tests {
         }
         let limit = Tuning::of(90).shared_bytes;
         for shape in FUSED_SHAPES {
-            for tile in [Tile::Q4K, Tile::Q5K, Tile::Q6K] {
+            for tile in [Tile::Q4K, Tile::Q5K, Tile::Q6K, Tile::Nv4] {
                 let bytes = shape.shared_bytes(tile, limit);
                 assert!(bytes <= limit, "{tile:?}, {} tokens: {bytes} bytes", shape.tokens);
                 let slot = shape.tokens * 256 + shape.groups * 4 * tile.bytes() as u32;

@@ -48,6 +48,9 @@ pub const FILES: [KernelFile; 16] = [
             "few_q6k_1",
             "few_q6k_8",
             "few_q6k_16",
+            "few_nv4_1",
+            "few_nv4_8",
+            "few_nv4_16",
             "few_q80_1",
             "few_q80_8",
             "few_q80_16",
@@ -60,7 +63,7 @@ pub const FILES: [KernelFile; 16] = [
     KernelFile {
         name: "matmul_many",
         source: include_str!("../kernels/matmul_many.cu"),
-        kernels: &["many_q4k", "many_q5k", "many_q6k", "many_q80"],
+        kernels: &["many_q4k", "many_q5k", "many_q6k", "many_nv4", "many_q80"],
         only_for: None,
     },
     KernelFile {
@@ -70,12 +73,14 @@ pub const FILES: [KernelFile; 16] = [
             "split_q4k",
             "split_q5k",
             "split_q6k",
+            "split_nv4",
             "round_q4k",
             "round_q5k",
             "round_q6k",
             "wide_q4k",
             "wide_q5k",
             "wide_q6k",
+            "wide_nv4",
             "wide_rounded",
         ],
         only_for: Some(90),
@@ -93,6 +98,9 @@ pub const FILES: [KernelFile; 16] = [
             "fused_q6k_32",
             "fused_q6k_64",
             "fused_q6k_128",
+            "fused_nv4_32",
+            "fused_nv4_64",
+            "fused_nv4_128",
         ],
         only_for: Some(90),
     },
@@ -190,7 +198,7 @@ pub const FILES: [KernelFile; 16] = [
     KernelFile {
         name: "repack",
         source: include_str!("../kernels/repack.cu"),
-        kernels: &["repack_q4k", "repack_q5k", "repack_q6k", "repack_q80"],
+        kernels: &["repack_q4k", "repack_q5k", "repack_q6k", "repack_nv4", "repack_q80"],
         only_for: None,
     },
 ];
@@ -385,34 +393,36 @@ args! {
     }
     /// `embed_rows`
     EmbedArgs {
-        table: u64, inputs: u64, embeddings: u64, h: u64, row_bytes: u64, type_id: u32, hidden: u32, eps: f32,
+        table: u64, inputs: u64, embeddings: u64, h: u64, row_bytes: u64, type_id: u32, hidden: u32, eps: f32, factor: f32,
     }
     /// `norm_rows`
     NormArgs {
-        part: u64, h: u64, post: u64, w: u64, rows: u64, y: u64, best: u64, act: Act, segments: u32, n: u32, hidden: u32, eps: f32,
+        part: u64, factors: u64, h: u64, post: u64, w: u64, rows: u64, y: u64, best: u64, act: Act, segments: u32, n: u32, hidden: u32, eps: f32,
         post_eps: f32,
     }
     /// `silu_rows`
-    SiluArgs { part: u64, act: Act, segments: u32, n: u32, ffn: u32 }
+    SiluArgs { part: u64, factors: u64, act: Act, segments: u32, n: u32, ffn: u32 }
     /// `rope_digits_*`
     RopeArgs {
-        part: u64, q_norm: u64, k_norm: u64, angles: u64, positions: u64, slots: u64, q: u64, f: u64, kv: u64,
+        part: u64, factors: u64, q_norm: u64, k_norm: u64, angles: u64, positions: u64, slots: u64, q: u64, f: u64, kv: u64,
         block_bytes: u64, segments: u32, n: u32, heads: u32, kv_heads: u32, width: u32, k_at: u32, v_at: u32, eps: f32,
         factor: f32,
     }
     /// `logit_rows`
-    LogitArgs { part: u64, logits: u64, best: u64, segments: u32, n: u32, out_rows: u32, vocab: u32, scale: f32, cap: f32 }
+    LogitArgs {
+        part: u64, factors: u64, logits: u64, best: u64, segments: u32, n: u32, out_rows: u32, vocab: u32, scale: f32, cap: f32,
+    }
     /// `draft_tap`
     DraftTapArgs { h: u64, act: Act, hidden: u32, first_block: u32 }
     /// `draft_embed`
-    DraftEmbedArgs { table: u64, inputs: u64, h: u64, row_bytes: u64, type_id: u32, hidden: u32 }
+    DraftEmbedArgs { table: u64, inputs: u64, h: u64, row_bytes: u64, type_id: u32, hidden: u32, factor: f32, _padding: u32 }
     /// `draft_norm`
     DraftNormArgs {
-        part: u64, h: u64, w: u64, rows: u64, best: u64, act: Act, segments: u32, n: u32, hidden: u32, eps: f32,
+        part: u64, factors: u64, h: u64, w: u64, rows: u64, best: u64, act: Act, segments: u32, n: u32, hidden: u32, eps: f32,
     }
     /// `draft_heads_*`
     DraftHeadArgs {
-        part: u64, q_norm: u64, k_norms: u64, angles: u64, positions: u64, slots: u64, q: u64, f: u64, kv: u64,
+        part: u64, factors: u64, q_norm: u64, k_norms: u64, angles: u64, positions: u64, slots: u64, q: u64, f: u64, kv: u64,
         block_bytes: u64, layer_bytes: u64, segments: u32, n: u32, width: u32, heads: u32, kv_heads: u32, layers: u32,
         k_at: u32, v_at: u32, eps: f32, factor: f32,
     }
@@ -423,7 +433,7 @@ args! {
     /// `plain_read`
     ReadArgs { p: u64, n: u64, out: u64 }
     /// `repack_*`
-    RepackArgs { src: u64, dst: u64, words: u64, rows: u32, kb: u32, type_id: u32 }
+    RepackArgs { src: u64, dst: u64, words: u64, rows: u32, kb: u32, type_id: u32, _padding: u32, unfit: u64 }
     /// `digits_split_*`, `digits_many_*`, `digits_wide_*`
     DigitArgs {
         q: u64, f: u64, kv: u64, block_bytes: u64, tiles: u64, groups: u64, counts: u64, tables: u64, part_o: u64, part_l: u64,
@@ -456,7 +466,7 @@ args! {
     TransposeArgs { src: u64, dst: u64, digits: u32, out: u32 }
     /// `digits_combine`, `digits_gate`
     CombineArgs {
-        part_o: u64, part_l: u64, tiles: u64, row_tile: u64, qkvg: u64, act: Act, segments: u32, n: u32, width: u32,
+        part_o: u64, part_l: u64, tiles: u64, row_tile: u64, qkvg: u64, factors: u64, act: Act, segments: u32, n: u32, width: u32,
         gate_at: u32, group: u32,
     }
 }

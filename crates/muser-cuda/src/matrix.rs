@@ -30,6 +30,8 @@ const ANY_ROWS: usize = 8;
 const FEW_STAGES: [u32; 2] = [3, 6];
 /// Its warps: at least, at most.
 const FEW_WARPS: [u32; 2] = [12, 16];
+/// The same for one row of NVFP4, which takes fewer registers and more instructions.
+const SINGLE_WARPS: [u32; 2] = [12, 20];
 /// Tokens and rows of a CTA of the warpgroup kernel, half super-blocks in flight, threads.
 const WIDE_TOKENS: u32 = 128;
 const WIDE_ROWS: u32 = 128;
@@ -46,11 +48,12 @@ pub(crate) enum Tile {
     Q4K,
     Q5K,
     Q6K,
+    Nv4,
     Q80,
 }
 
 impl Tile {
-    pub(crate) const ALL: [Self; 4] = [Self::Q4K, Self::Q5K, Self::Q6K, Self::Q80];
+    pub(crate) const ALL: [Self; 5] = [Self::Q4K, Self::Q5K, Self::Q6K, Self::Nv4, Self::Q80];
 
     /// The tile that holds a type's integers, if there is one.
     pub(crate) fn of(ty: GgmlType) -> Option<Self> {
@@ -59,13 +62,14 @@ impl Tile {
             GgmlType::Q5_K => Self::Q5K,
             GgmlType::Q6_K | GgmlType::Q3_K => Self::Q6K,
             GgmlType::Q8_0 | GgmlType::Q4_0 | GgmlType::Q5_0 | GgmlType::IQ4_NL => Self::Q80,
+            GgmlType::NVFP4 => Self::Nv4,
             _ => return None,
         })
     }
 
     pub(crate) fn bytes(self) -> usize {
         match self {
-            Self::Q4K => 2304,
+            Self::Q4K | Self::Nv4 => 2304,
             Self::Q5K => 2816,
             Self::Q6K => 3360,
             Self::Q80 => 4352,
@@ -77,6 +81,7 @@ impl Tile {
             Self::Q4K => "q4k",
             Self::Q5K => "q5k",
             Self::Q6K => "q6k",
+            Self::Nv4 => "nv4",
             Self::Q80 => "q80",
         }
     }
@@ -84,6 +89,16 @@ impl Tile {
     /// Does it multiply with activations that have one scale per 32 values (else one per 256)?
     pub(crate) fn small_blocks(self) -> bool {
         self == Self::Q80
+    }
+
+    /// Bytes of a token's group sums beside a super-block, for the mins of the weights.
+    pub(crate) fn sum_bytes(self) -> u32 {
+        if matches!(self, Self::Q4K | Self::Q5K) { 32 } else { 0 }
+    }
+
+    /// Shared memory that a warp of the few- and many-row kernels needs beside a tile (`scratch_bytes` in `tiles.cuh`).
+    fn scratch_bytes(self) -> u32 {
+        if self == Self::Nv4 { 1088 } else { 0 }
     }
 }
 
@@ -128,21 +143,21 @@ impl AnyKind {
             | GgmlType::Q4_K
             | GgmlType::Q5_K
             | GgmlType::Q6_K
-            | GgmlType::IQ4_XS => Self::Super,
+            | GgmlType::IQ4_XS
+            | GgmlType::NVFP4 => Self::Super,
             GgmlType::Q4_0
             | GgmlType::Q4_1
             | GgmlType::Q5_0
             | GgmlType::Q5_1
             | GgmlType::Q8_0
             | GgmlType::IQ4_NL
-            | GgmlType::MXFP4
-            | GgmlType::NVFP4 => Self::Small,
+            | GgmlType::MXFP4 => Self::Small,
             _ => return None,
         })
     }
 }
 
-/// A matrix in the file's own format: types without a tile, and matrices with a factor.
+/// A matrix in the file's own format: types without a tile, and what no tile can hold.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RawPart {
     pub(crate) ty: GgmlType,
@@ -153,7 +168,7 @@ pub(crate) struct RawPart {
     pub(crate) row_bytes: usize,
     /// Place of its first row in the product's output row.
     pub(crate) first_row: u32,
-    /// Factor on the product.
+    /// Factor on the product, applied by its kernel.
     pub(crate) scale: f32,
 }
 
@@ -166,11 +181,34 @@ pub(crate) struct Product {
     pub(crate) segments: Segments,
     /// Length of an output row (rows of all parts, whole tiles).
     pub(crate) out_rows: usize,
+    /// Factors on the product that whoever reads it applies to the sum of its segments: runs of output rows, in order.
+    pub(crate) runs: Vec<(usize, f32)>,
+    /// Device address of these factors, one a row; none where all are 1.
+    pub(crate) factors: Option<u64>,
 }
 
 impl Product {
     pub(crate) fn new(role: MatrixRole, k: usize) -> Self {
-        Self { parts: Vec::new(), raw: Vec::new(), k, segments: Segments::of(role, k), out_rows: 0 }
+        let (parts, raw, runs) = (Vec::new(), Vec::new(), Vec::new());
+        Self { parts, raw, k, segments: Segments::of(role, k), out_rows: 0, runs, factors: None }
+    }
+
+    /// Appends output rows, rounded up to whole tiles.
+    pub(crate) fn add_rows(&mut self, rows: usize, factor: f32) {
+        let rows = rows.next_multiple_of(16);
+        self.out_rows += rows;
+        self.runs.push((rows, factor));
+    }
+
+    /// Address of the factors as kernels want it.
+    pub(crate) fn factors(&self) -> u64 {
+        self.factors.unwrap_or(0)
+    }
+
+    /// A factor for each output row, unless all are 1.
+    pub(crate) fn all_factors(&self) -> Option<Vec<f32>> {
+        let rows = || self.runs.iter().flat_map(|(rows, factor)| std::iter::repeat_n(*factor, *rows));
+        self.runs.iter().any(|(_, factor)| *factor != 1.0).then(|| rows().collect())
     }
 
     /// Weight bytes that one pass reads.
@@ -189,6 +227,12 @@ impl Product {
 
     pub(crate) fn wants_floats(&self) -> bool {
         self.has_raw(AnyKind::Float)
+    }
+
+    /// Makes addresses of offsets.
+    pub(crate) fn place(&mut self, tiles: &Buffer<u8>, norms: &Buffer<f32>) {
+        self.addresses().for_each(|address| *address += tiles.at(0));
+        self.factors = self.factors.map(|offset| norms.at(offset as usize));
     }
 
     /// Where each matrix or run of tiles begins.
@@ -211,7 +255,16 @@ impl Product {
         let raw = from.raw.iter().find(|p| covers(p.first_row, p.rows));
         self.raw.extend(raw.map(|p| RawPart { first_row, ..*p }));
         assert!(part.is_some() || raw.is_some(), "the rows belong to one matrix of the product");
-        self.out_rows += rows.next_multiple_of(16);
+        self.add_rows(rows, from.factor_of(first));
+    }
+
+    fn factor_of(&self, row: usize) -> f32 {
+        let mut end = 0;
+        let run = self.runs.iter().find(|(rows, _)| {
+            end += rows;
+            row < end
+        });
+        run.map_or(1.0, |(_, factor)| *factor)
     }
 
     fn has_raw(&self, kind: AnyKind) -> bool {
@@ -245,9 +298,10 @@ enum Path {
 /// Many-row kernels of Hopper, and memory for the digits of one matrix; there is none for Q8_0.
 struct WideKernels {
     /// By tile and [`FUSED_SHAPES`].
-    fused: [[Function; 3]; 3],
-    split: [Function; 3],
-    multiply: [Function; 3],
+    fused: [[Function; 3]; 4],
+    split: [Function; 4],
+    multiply: [Function; 4],
+    /// There is none for NVFP4, which stays exact.
     round: [Function; 3],
     multiply_rounded: Function,
     prefill: Prefill,
@@ -266,10 +320,10 @@ struct FewPlan {
 /// Kernels of the products and the card's limits.
 pub(crate) struct ProductKernels {
     /// By tile: for 1, 8 and 16 rows.
-    few: [[Function; 3]; 4],
+    few: [[Function; 3]; 5],
     /// Q4_K rows followed by Q6_K rows.
     few_pair: [Function; 3],
-    many: [Function; 4],
+    many: [Function; 5],
     /// By kind, for 1 and 8 rows.
     any: [[Function; 2]; 3],
     /// Float weights with many rows.
@@ -297,15 +351,16 @@ impl ProductKernels {
             let [a, b, c] = FUSED_SHAPES.map(|shape| find(&format!("fused_{name}_{}", shape.tokens)));
             Ok([a?, b?, c?])
         };
-        let [a, b, c, d] = Tile::ALL.map(Tile::name);
+        let [a, b, c, d, e] = Tile::ALL.map(Tile::name);
         Ok(Self {
-            few: [three(a)?, three(b)?, three(c)?, three(d)?],
+            few: [three(a)?, three(b)?, three(c)?, three(d)?, three(e)?],
             few_pair: three("q4k_q6k")?,
             many: [
                 find(&format!("many_{a}"))?,
                 find(&format!("many_{b}"))?,
                 find(&format!("many_{c}"))?,
                 find(&format!("many_{d}"))?,
+                find(&format!("many_{e}"))?,
             ],
             any: [
                 [find("any_super_1")?, find("any_super_8")?],
@@ -316,9 +371,9 @@ impl ProductKernels {
             wide: match find("wide_q4k") {
                 Err(_) => None,
                 Ok(q4k) => Some(WideKernels {
-                    fused: [fused(a)?, fused(b)?, fused(c)?],
-                    split: [find("split_q4k")?, find("split_q5k")?, find("split_q6k")?],
-                    multiply: [q4k, find("wide_q5k")?, find("wide_q6k")?],
+                    fused: [fused(a)?, fused(b)?, fused(c)?, fused(d)?],
+                    split: [find("split_q4k")?, find("split_q5k")?, find("split_q6k")?, find("split_nv4")?],
+                    multiply: [q4k, find("wide_q5k")?, find("wide_q6k")?, find("wide_nv4")?],
                     round: [find("round_q4k")?, find("round_q5k")?, find("round_q6k")?],
                     multiply_rounded: find("wide_rounded")?,
                     prefill: Prefill::Exact,
@@ -521,34 +576,48 @@ impl ProductKernels {
 
     /// How a launch of the few-row kernels uses shared memory; `None` if nothing fits.
     fn few_plan(&self, product: &Product, part: &Part, pair: Option<&Part>, rows: usize) -> Option<FewPlan> {
+        // As `SINGLE` in `matmul_few.cu`.
+        let single = part.tile == Tile::Nv4 && rows == 1 && self.tuning.shared_bytes == 227 << 10;
         let slot = pair.map_or(part.tile, |p| p.tile).bytes().max(part.tile.bytes()) as u32;
         let longest = product.longest_segment();
         let n = rows as u32;
         let columns = if rows > 8 { 16 } else { 8 };
-        let (sums, scales) = if part.tile.small_blocks() { (0, 32) } else { (16, 4) };
-        let activations = 256 + n * (longest * 256 + 64) + longest * n * sums + longest * columns * scales;
+        let (sums, scales) = match part.tile {
+            Tile::Q80 => (0, 32),
+            Tile::Nv4 => (0, 4),
+            _ => (16, 4),
+        };
+        // NVFP4 multiplies codes and their negatives.
+        let (block, gap) = match part.tile {
+            Tile::Nv4 if single => (4096, 16),
+            Tile::Nv4 => (512, 16),
+            _ => (256, 64),
+        };
+        let activations =
+            block + n * (longest * block + gap) + longest * n * sums + longest * columns * scales;
         let width = if rows == 1 { 0 } else { usize::from(rows > 8) + 1 };
         let function =
             if pair.is_some() { self.few_pair[width] } else { self.few[part.tile as usize][width] };
+        let [fewest, most_warps] = if single { SINGLE_WARPS } else { FEW_WARPS };
         let [least, most] = FEW_STAGES;
-        let room = self.shared_bytes.saturating_sub(activations) / slot;
+        let scratch = part.tile.scratch_bytes();
+        let room = self.shared_bytes.saturating_sub(activations + most_warps * scratch) / slot;
         // Row tiles go round by round over the warps: as many warps as leave the fewest idle in the last round. Many rows
         // are arithmetic enough to want all.
         let columns_of_ctas = (self.multiprocessors / product.segments.count() as u32).max(1);
         let row_tiles = (part.row_tiles + pair.map_or(0, |p| p.row_tiles)).div_ceil(columns_of_ctas);
-        let [fewest, warps] = FEW_WARPS;
-        let fewest = if rows > 8 { warps } else { fewest };
-        let warps = (fewest..=warps)
+        let fewest = if rows > 8 { most_warps } else { fewest };
+        let warps = (fewest..=most_warps)
             .rev()
             .filter(|w| w * least <= room)
             .min_by_key(|w| row_tiles.next_multiple_of(*w))
-            .unwrap_or((room / least).min(warps));
+            .unwrap_or((room / least).min(most_warps));
         let stages = (room / warps.max(1)).min(longest).clamp(least, most);
         (warps > 0).then_some(FewPlan {
             function,
             warps,
             stages,
-            shared_bytes: activations + warps * stages * slot,
+            shared_bytes: activations + warps * (stages * slot + scratch),
         })
     }
 
@@ -581,7 +650,7 @@ impl ProductKernels {
             out_rows: product.out_rows as u32,
         };
         let shape = Launch {
-            shared_bytes: stages * stage + totals + 16,
+            shared_bytes: stages * stage + totals + 16 + tokens / 8 * part.tile.scratch_bytes(),
             ..Launch::new(
                 (n.div_ceil(tokens as usize) as u32, part.row_tiles.div_ceil(row_tiles)),
                 tokens * 4,
@@ -637,7 +706,7 @@ impl ProductKernels {
         assert!(part.digit_bytes(product.k) <= wide.digits.len(), "`reserve` has seen every product");
         let row_blocks = part.row_tiles.div_ceil(WIDE_ROWS / 16);
         let images = row_blocks * kb;
-        let rounded = wide.prefill == Prefill::Fast;
+        let rounded = wide.prefill == Prefill::Fast && part.tile != Tile::Nv4;
         let image_bytes = if rounded { DIGIT_BYTES / 2 } else { DIGIT_BYTES } as u32;
         let digits = wide.digits.at(0);
         // Rounded weights take half the room; their scales follow.
@@ -647,7 +716,7 @@ impl ProductKernels {
             shared_bytes: image_bytes + 8 * part.tile.bytes() as u32,
             ..Launch::new((kb, row_blocks), 256)
         };
-        let kernels = if rounded { &wide.round } else { &wide.split };
+        let kernels = if rounded { &wide.round[..] } else { &wide.split };
         stream.launch(&kernels[part.tile as usize], shape, &split)?;
         let args = WideArgs {
             w: if rounded { scales } else { part.address },
@@ -678,6 +747,7 @@ fn wide_shared_bytes(tile: Tile, rounded: bool) -> u32 {
     let scales = match tile {
         _ if rounded => (WIDE_TOKENS + WIDE_ROWS) * 4,
         Tile::Q6K => WIDE_TOKENS * 4 + 8 * 32,
+        Tile::Nv4 => WIDE_TOKENS * 4 + 8 * 256,
         _ => WIDE_TOKENS * 36 + 8 * 256,
     };
     let totals = if rounded { 0 } else { WIDE_TOKENS * WIDE_ROWS * 4 };
@@ -699,6 +769,7 @@ mod tests {
                 let tokens = t.tokens as usize;
                 let bytes = t.stages as usize * (row_tiles * tile.bytes() + tokens * (256 + scales))
                     + tokens * 4 * t.warp_row_tiles as usize * 4 * 16
+                    + tokens / 8 * tile.scratch_bytes() as usize
                     + 16;
                 assert!(bytes <= limit * 1024, "sm_{arch} {tile:?}: {bytes} bytes");
             }
@@ -710,7 +781,8 @@ mod tests {
         for ty in GgmlType::all().filter(|ty| ty.is_decodable() && *ty != GgmlType::Q8_K) {
             let kind = AnyKind::of(ty).unwrap_or_else(|| panic!("{} has no product", ty.name()));
             assert_eq!(kind == AnyKind::Float, ty.block_len() == 1, "{}", ty.name());
-            assert_eq!(kind == AnyKind::Super, ty.block_len() == 256, "{}", ty.name());
+            let large = ty.block_len() == 256 || ty == GgmlType::NVFP4;
+            assert_eq!(kind == AnyKind::Super, large, "{}", ty.name());
             if let Some(tile) = Tile::of(ty) {
                 assert_eq!(tile.small_blocks(), kind == AnyKind::Small, "{}", ty.name());
             }
@@ -723,6 +795,7 @@ mod tests {
             (GgmlType::Q4_K, Tile::Q4K),
             (GgmlType::Q5_K, Tile::Q5K),
             (GgmlType::Q6_K, Tile::Q6K),
+            (GgmlType::NVFP4, Tile::Nv4),
             (GgmlType::Q8_0, Tile::Q80),
         ] {
             assert_eq!(Tile::of(ty), Some(tile));

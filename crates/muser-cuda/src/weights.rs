@@ -3,6 +3,7 @@
 //! Two staging slots on two streams: while one is repacked, the other is filled by several threads from the map, so that
 //! the page cache or the disk sets the pace. The embedding table stays in the file's format (rows are looked up).
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use muser_backend::arith::MatrixRole;
@@ -37,6 +38,10 @@ impl LayerOnDevice {
     pub(crate) fn products(&self) -> [&Product; 4] {
         [&self.attn_in, &self.attn_out, &self.ffn_in, &self.ffn_down]
     }
+
+    fn products_mut(&mut self) -> [&mut Product; 4] {
+        [&mut self.attn_in, &mut self.attn_out, &mut self.ffn_in, &mut self.ffn_down]
+    }
 }
 
 /// All weights of a model.
@@ -47,6 +52,8 @@ pub(crate) struct Weights {
     pub(crate) embedding: Buffer<u8>,
     pub(crate) embedding_type: GgmlType,
     pub(crate) embedding_row_bytes: usize,
+    /// Factor on the rows of the table.
+    pub(crate) embedding_factor: f32,
     _tiles: Buffer<u8>,
     _norms: Buffer<f32>,
 }
@@ -66,13 +73,18 @@ impl Weights {
     }
 
     /// Copies and repacks; `repack[tile]` are the kernels.
-    pub(crate) fn load(
+    pub(crate) fn load(context: &Arc<Context>, model: &Model, repack: &Repack) -> Result<Self, CudaError> {
+        with_fallback(|unfit| Self::load_with(context, model, repack, unfit))
+    }
+
+    fn load_with(
         context: &Arc<Context>,
         model: &Model,
-        repack: &[Function; 4],
-    ) -> Result<Self, CudaError> {
+        repack: &Repack,
+        without_tile: &Unfit,
+    ) -> Result<(Self, Unfit), CudaError> {
         let geometry = &model.geometry;
-        let mut plan = Plan::default();
+        let mut plan = Plan::new(without_tile);
         let mut layers = Vec::with_capacity(geometry.layers());
         for layer in &model.layers {
             let attention = [&layer.attn_q, &layer.attn_k, &layer.attn_gate, &layer.attn_v];
@@ -92,6 +104,8 @@ impl Weights {
         }
         let mut output = plan.product(MatrixRole::Output, geometry.hidden, &[&model.output])?;
         let output_norm = plan.norm(&model.output_norm);
+        layers.iter_mut().flat_map(LayerOnDevice::products_mut).for_each(|product| plan.factors(product));
+        plan.factors(&mut output);
 
         let table = &model.token_embd;
         if AnyKind::of(table.ty).is_none() {
@@ -100,19 +114,12 @@ impl Weights {
         let tiles = Buffer::<u8>::new(context, plan.bytes, "the weights")?;
         let norms = Buffer::from_slice(context, &plan.norms, "the norm weights")?;
         let embedding = Buffer::<u8>::new(context, table.bytes().len(), "the embedding table")?;
-        upload(context, &plan.jobs, &tiles, repack, Some((table.bytes(), &embedding)))?;
+        let unfit = upload(context, &plan.jobs, &tiles, repack, Some((table.bytes(), &embedding)))?;
 
         // Until now addresses were offsets.
-        let place = |product: &mut Product| {
-            for address in product.addresses() {
-                *address += tiles.at(0);
-            }
-        };
         let norm = |offset: &mut u64| *offset = norms.at(*offset as usize);
         for layer in &mut layers {
-            for product in [&mut layer.attn_in, &mut layer.attn_out, &mut layer.ffn_in, &mut layer.ffn_down] {
-                place(product);
-            }
+            layer.products_mut().into_iter().for_each(|product| product.place(&tiles, &norms));
             for offset in [
                 &mut layer.attn_norm,
                 &mut layer.q_norm,
@@ -124,31 +131,76 @@ impl Weights {
                 norm(offset);
             }
         }
-        place(&mut output);
+        output.place(&tiles, &norms);
         let mut output_norm = output_norm;
         norm(&mut output_norm);
-        Ok(Self {
+        let loaded = Self {
             layers,
             output,
             output_norm,
             embedding_type: table.ty,
             embedding_row_bytes: table.row_bytes(),
+            embedding_factor: table.scale,
             embedding,
             _tiles: tiles,
             _norms: norms,
-        })
+        };
+        Ok((loaded, unfit))
     }
 }
 
+/// The kernels that make tiles, by [`Tile`].
+pub(crate) type Repack = [Function; 5];
+
+/// Names of matrices whose numbers no tile of their type can hold.
+pub(crate) type Unfit = BTreeSet<String>;
+
+/// Loads, and once more if there were matrices without a tile, which only shows when it is made.
+pub(crate) fn with_fallback<T>(
+    load: impl Fn(&Unfit) -> Result<(T, Unfit), CudaError>,
+) -> Result<T, CudaError> {
+    let (loaded, unfit) = load(&Unfit::new())?;
+    if unfit.is_empty() {
+        return Ok(loaded);
+    }
+    drop(loaded);
+    Ok(load(&unfit)?.0)
+}
+
 /// Matrices and norm vectors on their way to the card; until they are there, addresses are offsets.
-#[derive(Default)]
 pub(crate) struct Plan<'a> {
     pub(crate) jobs: Vec<Job<'a>>,
     pub(crate) bytes: usize,
     pub(crate) norms: Vec<f32>,
+    without_tile: Unfit,
+    /// Do the readers of products apply factors ([`Product::factors`])?
+    factors_apart: bool,
 }
 
 impl<'a> Plan<'a> {
+    /// For a text model or a draft; `without_tile`: what stays in the file's format.
+    pub(crate) fn new(without_tile: &Unfit) -> Self {
+        let (jobs, norms) = (Vec::new(), Vec::new());
+        Self { jobs, bytes: 0, norms, without_tile: without_tile.clone(), factors_apart: true }
+    }
+
+    /// For a tower: whose kernels know of no factors, and whose matrices of NVFP4, if any, have no tile.
+    pub(crate) fn of_tower() -> Self {
+        Self { factors_apart: false, ..Self::new(&Unfit::new()) }
+    }
+
+    /// Puts a product's factors beside the norms, once all its rows are there.
+    pub(crate) fn factors(&mut self, product: &mut Product) {
+        product.factors = product.all_factors().map(|factors| self.norm(&factors));
+    }
+
+    fn tile_of(&self, matrix: &Matrix) -> Option<Tile> {
+        let tile = Tile::of(matrix.ty)?;
+        let fits = !self.without_tile.contains(&matrix.name);
+        let simple = self.factors_apart || (matrix.scale == 1.0 && tile != Tile::Nv4);
+        (fits && simple).then_some(tile)
+    }
+
     pub(crate) fn product(
         &mut self,
         role: MatrixRole,
@@ -167,7 +219,7 @@ impl<'a> Plan<'a> {
         if !matrix.cols.is_multiple_of(256) {
             return unsupported("inputs must be a multiple of 256");
         }
-        let Some(tile) = Tile::of(matrix.ty).filter(|_| matrix.scale == 1.0) else {
+        let Some(tile) = self.tile_of(matrix) else {
             let at = self.bytes.next_multiple_of(256);
             product.raw.push(RawPart {
                 ty: matrix.ty,
@@ -180,7 +232,7 @@ impl<'a> Plan<'a> {
             });
             self.jobs.push(Job { matrix, tile: None, at });
             self.bytes = at + matrix.bytes().len();
-            product.out_rows += matrix.rows.next_multiple_of(16);
+            product.add_rows(matrix.rows, 1.0);
             return Ok(());
         };
         let row_tiles = matrix.rows.div_ceil(16);
@@ -207,7 +259,7 @@ impl<'a> Plan<'a> {
         };
         self.jobs.push(Job { matrix, tile: Some(tile), at });
         self.bytes = at + bytes;
-        product.out_rows += row_tiles * 16;
+        product.add_rows(matrix.rows, matrix.scale);
         Ok(())
     }
 
@@ -226,14 +278,15 @@ struct Slot {
     raw: Buffer<u8>,
 }
 
-/// Copies and repacks all matrices to their places in `tiles`, and copies an embedding table.
+/// Copies and repacks all matrices to their places in `tiles`, and copies an embedding table. Says which matrices their tiles could
+/// not hold; what is in their places means nothing.
 pub(crate) fn upload(
     context: &Arc<Context>,
     jobs: &[Job<'_>],
     tiles: &Buffer<u8>,
-    repack: &[Function; 4],
+    repack: &Repack,
     table: Option<(&[u8], &Buffer<u8>)>,
-) -> Result<(), CudaError> {
+) -> Result<Unfit, CudaError> {
     let total: usize = jobs.iter().map(|j| j.matrix.bytes().len()).sum();
     let widest = jobs.iter().map(|j| j.matrix.row_bytes() * 16).max().unwrap_or(0);
     let slot_bytes = STAGING_BYTES.min(total.div_ceil(4)).max(widest).max(1 << 20);
@@ -246,7 +299,8 @@ pub(crate) fn upload(
     };
     let mut slots = [slot()?, slot()?];
     let mut turn = 0;
-    for job in jobs {
+    let unfit = Buffer::<u32>::zeroed(context, jobs.len().max(1), "counts of what does not fit")?;
+    for (index, job) in jobs.iter().enumerate() {
         let bytes = job.matrix.bytes();
         let (row_bytes, kb) = (job.matrix.row_bytes(), job.matrix.cols / 256);
         let rows_per_chunk = slot_bytes / row_bytes / 16 * 16;
@@ -273,6 +327,8 @@ pub(crate) fn upload(
                 rows: rows as u32,
                 kb: kb as u32,
                 type_id: job.matrix.ty.id(),
+                _padding: 0,
+                unfit: unfit.at(index),
             };
             let shape = Launch { overlap: false, ..Launch::new((words.div_ceil(256) as u32, 1), 256) };
             slot.stream.launch(&repack[tile as usize], shape, &args)?;
@@ -287,7 +343,11 @@ pub(crate) fn upload(
             slot.stream.upload(&slot.pinned, 0, on_device, i * slot_bytes, chunk.len())?;
         }
     }
-    slots.iter().try_for_each(|s| s.stream.synchronize())
+    slots.iter().try_for_each(|s| s.stream.synchronize())?;
+    let mut counts = vec![0u32; unfit.len()];
+    unfit.read(0, &mut counts)?;
+    let unfit = jobs.iter().zip(counts).filter(|(_, count)| *count > 0);
+    Ok(unfit.map(|(job, _)| job.matrix.name.clone()).collect())
 }
 
 /// One thread cannot read a map at the speed of the bus (page faults), so several do.

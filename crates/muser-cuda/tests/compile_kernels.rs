@@ -13,7 +13,7 @@ use muser_cuda::nvrtc;
 /// Kernels that spill a little, by architecture: where 512 threads leave 128 registers to two accumulators of 32 rows x
 /// 32 tokens, where a row of up to 32 warps leaves 64, and where a warp that fetches for others has few. What spills are addresses,
 /// outside the inner loop.
-const KNOWN_SPILLS: [(&str, &[u32]); 26] = [
+const KNOWN_SPILLS: [(&str, &[u32]); 30] = [
     ("many_f32", &[80]),
     ("many_f16", &[80]),
     ("many_bf16", &[80]),
@@ -23,10 +23,12 @@ const KNOWN_SPILLS: [(&str, &[u32]); 26] = [
     ("many_q4k", &[90, 100]),
     ("many_q5k", &[90, 100]),
     ("many_q6k", &[90, 100, 120]),
+    ("many_nv4", &[120]),
     ("many_q80", &[100]),
+    ("few_nv4_16", &[120]),
     ("few_q6k_16", &[120]),
     ("norm_rows", &[80, 86, 89, 90, 100, 120]),
-    ("embed_rows", &[80]),
+    ("embed_rows", &[80, 90]),
     ("any_super_1", &[80, 86, 89, 90, 100, 120]),
     ("any_super_8", &[80, 86, 89, 90, 100, 120]),
     ("digits_many_1", &[80, 86, 89, 90, 100, 120]),
@@ -37,6 +39,8 @@ const KNOWN_SPILLS: [(&str, &[u32]); 26] = [
     ("fused_q5k_32", &[90]),
     ("fused_q5k_64", &[90]),
     ("fused_q5k_128", &[90]),
+    ("fused_nv4_32", &[90]),
+    ("fused_nv4_64", &[90]),
     ("fused_q6k_32", &[90]),
     ("fused_q6k_64", &[90]),
     ("fused_q6k_128", &[90]),

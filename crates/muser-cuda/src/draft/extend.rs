@@ -71,6 +71,7 @@ impl Drafter {
             let mapped = walk.products.input(&w.context, b.act_mapped.act, n);
             let norm = DraftNormArgs {
                 part: b.mapped.at(0),
+                factors: w.fc.factors(),
                 w: w.enc_output_norm,
                 act: mapped,
                 segments: walk.products.output_segments(&w.fc, n),
@@ -86,6 +87,7 @@ impl Drafter {
         let layers = w.layers.len();
         let heads = DraftHeadArgs {
             part: if computed { b.kv.at(0) } else { 0 },
+            factors: w.context.factors(),
             k_norms: w.k_norms,
             angles: self.angles.at(0),
             positions: walk.data.positions(),

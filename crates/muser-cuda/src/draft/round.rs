@@ -142,6 +142,8 @@ impl Drafter {
             row_bytes: target.weights.embedding_row_bytes as u64,
             type_id: target.weights.embedding_type.id(),
             hidden: c.hidden as u32,
+            factor: target.weights.embedding_factor,
+            _padding: 0,
         };
         // Nothing runs before the round's data has arrived: later kernels read it before they wait.
         let grid = ((c.hidden / 256).div_ceil(4) as u32, n as u32);
@@ -162,6 +164,7 @@ impl Drafter {
             let act = input(&layer.ffn_down, &b.act_ffn);
             let silu = SiluArgs {
                 part: b.ffn_in.at(0),
+                factors: layer.ffn_in.factors(),
                 act,
                 segments: target.products.output_segments(&layer.ffn_in, n),
                 n: n as u32,
@@ -198,6 +201,7 @@ impl Drafter {
         target.products.multiply(target.stream, output, act, s.top.at(0), count)?;
         let args = LogitArgs {
             part: s.top.at(0),
+            factors: output.factors(),
             logits: s.logits.at(0),
             best: s.best.at(0),
             segments: target.products.output_segments(output, count),
@@ -231,6 +235,7 @@ impl Drafter {
     ) -> Result<(), CudaError> {
         let args = DraftNormArgs {
             part: before.map_or(0, |_| self.round.projected.at(0)),
+            factors: before.map_or(0, Product::factors),
             segments: before.map_or(0, |product| target.products.output_segments(product, args.n as usize)),
             ..args
         };
@@ -246,6 +251,7 @@ impl Drafter {
         let layer_bytes = layer_bytes(self.digits, c.kv_heads);
         let head_args = DraftHeadArgs {
             part: b.attn_in.at(0),
+            factors: layer.attn_in.factors(),
             q_norm: layer.q_norm,
             k_norms: self.weights.k_norms + (index * 128 * size_of::<f32>()) as u64,
             angles: self.angles.at(0),

@@ -9,9 +9,9 @@ use muser_backend::arith::MatrixRole;
 use muser_model::{Draft, Matrix};
 
 use crate::CudaError;
-use crate::driver::{Buffer, Context, Function};
+use crate::driver::{Buffer, Context};
 use crate::matrix::Product;
-use crate::weights::{Plan, upload};
+use crate::weights::{Plan, Repack, Unfit, upload, with_fallback};
 
 /// Products and norm weights of a draft layer.
 pub(super) struct DraftLayerOnDevice {
@@ -24,6 +24,12 @@ pub(super) struct DraftLayerOnDevice {
     pub(super) attn_norm: u64,
     pub(super) q_norm: u64,
     pub(super) ffn_norm: u64,
+}
+
+impl DraftLayerOnDevice {
+    fn products(&mut self) -> [&mut Product; 4] {
+        [&mut self.attn_in, &mut self.attn_out, &mut self.ffn_in, &mut self.ffn_down]
+    }
 }
 
 /// All of them.
@@ -42,14 +48,19 @@ pub(super) struct DraftWeights {
 
 impl DraftWeights {
     /// Copies and repacks; `repack[tile]` are the kernels.
-    pub(super) fn load(
+    pub(super) fn load(context: &Arc<Context>, draft: &Draft, repack: &Repack) -> Result<Self, CudaError> {
+        with_fallback(|unfit| Self::load_with(context, draft, repack, unfit))
+    }
+
+    fn load_with(
         context: &Arc<Context>,
         draft: &Draft,
-        repack: &[Function; 4],
-    ) -> Result<Self, CudaError> {
+        repack: &Repack,
+        without_tile: &Unfit,
+    ) -> Result<(Self, Unfit), CudaError> {
         let c = &draft.config;
         let (hidden, kv_width, count) = (c.hidden, c.kv_width(), draft.layers.len());
-        let mut plan = Plan::default();
+        let mut plan = Plan::new(without_tile);
         let mut fc = plan.product(MatrixRole::DraftFc, c.target_layers.len() * hidden, &[&draft.fc])?;
         let keys = draft.layers.iter().map(|l| &l.attn_k);
         let keys_and_values: Vec<&Matrix> = keys.chain(draft.layers.iter().map(|l| &l.attn_v)).collect();
@@ -70,27 +81,27 @@ impl DraftWeights {
                 ffn_norm: plan.norm(&layer.ffn_norm),
             });
         }
-        let tiles = Buffer::<u8>::new(context, plan.bytes, "the draft's weights")?;
-        let norms = Buffer::from_slice(context, &plan.norms, "the draft's norm weights")?;
-        upload(context, &plan.jobs, &tiles, repack, None)?;
-
-        // Until now addresses were offsets.
-        let place = |product: &mut Product| product.addresses().for_each(|address| *address += tiles.at(0));
-        let norm = |offset: u64| norms.at(offset as usize);
-        place(&mut fc);
-        place(&mut all_kv);
         for (index, layer) in layers.iter_mut().enumerate() {
-            for product in [&mut layer.attn_in, &mut layer.attn_out, &mut layer.ffn_in, &mut layer.ffn_down] {
-                place(product);
-            }
             for at in [index, count + index] {
                 layer.attn_in.borrow_rows(&all_kv, at * kv_width, kv_width);
             }
+            layer.products().into_iter().for_each(|product| plan.factors(product));
+        }
+        [&mut fc, &mut all_kv].into_iter().for_each(|product| plan.factors(product));
+        let tiles = Buffer::<u8>::new(context, plan.bytes, "the draft's weights")?;
+        let norms = Buffer::from_slice(context, &plan.norms, "the draft's norm weights")?;
+        let unfit = upload(context, &plan.jobs, &tiles, repack, None)?;
+
+        // Until now addresses were offsets.
+        let norm = |offset: u64| norms.at(offset as usize);
+        [&mut fc, &mut all_kv].into_iter().for_each(|product| product.place(&tiles, &norms));
+        for layer in &mut layers {
+            layer.products().into_iter().for_each(|product| product.place(&tiles, &norms));
             for offset in [&mut layer.attn_norm, &mut layer.q_norm, &mut layer.ffn_norm] {
                 *offset = norm(*offset);
             }
         }
-        Ok(Self {
+        let loaded = Self {
             fc,
             enc_output_norm: norm(enc_output_norm),
             context: all_kv,
@@ -99,7 +110,8 @@ impl DraftWeights {
             layers,
             _tiles: tiles,
             _norms: norms,
-        })
+        };
+        Ok((loaded, unfit))
     }
 
     pub(super) fn products(&self) -> impl Iterator<Item = &Product> {

@@ -8,7 +8,7 @@ use muser_backend::conformance::Random;
 use muser_kv::BLOCK_LEN;
 
 use super::Card;
-use super::steps::{EPS, HEAD, read, rotated, row, same, summed};
+use super::steps::{EPS, Factors, HEAD, read, rotated, row, same, summed};
 use crate::CudaError;
 use crate::driver::{Buffer, Launch};
 use crate::forward::{digits_many_launch, digits_split_launch, head_layout};
@@ -116,8 +116,10 @@ fn heads(card: &Card<'_>, kv: Digits, rotates: bool, random: &mut Random) -> Res
     let kv_on = Buffer::from_slice(card.context, &expected, "self-test KV")?;
     let q_on = Buffer::<u8>::zeroed(card.context, n * heads * 2 * HEAD, "self-test queries")?;
     let f_on = Buffer::<f32>::zeroed(card.context, n * heads, "self-test queries")?;
+    let factors = Factors::of(card, width, random, rotates)?;
     let args = RopeArgs {
         part: part_on.at(0),
+        factors: factors.address(),
         q_norm: weights_on.at(0),
         k_norm: weights_on.at(HEAD),
         angles: if rotates { angles_on.at(0) } else { 0 },
@@ -144,11 +146,11 @@ fn heads(card: &Card<'_>, kv: Digits, rotates: bool, random: &mut Random) -> Res
     for (r, (block, position)) in places.into_iter().enumerate() {
         let angles = &angles[r * HEAD..][..HEAD];
         for head in 0..heads {
-            let x = summed(&part, (n, width), r, head * HEAD, HEAD);
+            let x = summed(&part, &factors, (n, width), r, head * HEAD, HEAD);
             queries.push(stored_query(rotated(&x, &weights[..HEAD], angles), kv));
         }
-        let k = rotated(&summed(&part, (n, width), r, k_at, HEAD), &weights[HEAD..], angles);
-        let v = summed(&part, (n, width), r, v_at, HEAD);
+        let k = rotated(&summed(&part, &factors, (n, width), r, k_at, HEAD), &weights[HEAD..], angles);
+        let v = summed(&part, &factors, (n, width), r, v_at, HEAD);
         let head = &mut expected[block * layout.bytes()..][..layout.bytes()];
         put(head, kv, position, &rotated_key(k, kv), &StoredHead::of(&v, kv));
     }

@@ -8,7 +8,7 @@ use muser_kv::BLOCK_LEN;
 
 use super::Card;
 use super::digits::{normed, put, rotated_key, same_blocks, same_queries, stored_query};
-use super::steps::{EPS, HEAD, activations, dequantised, quantised, read, row, same, summed};
+use super::steps::{EPS, Factors, HEAD, activations, dequantised, quantised, read, row, same, summed};
 use crate::CudaError;
 use crate::driver::{Buffer, Launch};
 use crate::forward::{
@@ -65,10 +65,13 @@ fn embed(card: &Card<'_>, random: &mut Random) -> Result<usize, CudaError> {
         row_bytes: 4 * hidden as u64,
         type_id: muser_gguf::GgmlType::F32.id(),
         hidden: hidden as u32,
+        factor: 0.75,
+        _padding: 0,
     };
     card.stream.launch(&card.kernels.get("draft_embed")?, Launch::new((1, 2), 128), &args)?;
     card.stream.synchronize()?;
-    let expected = [&table[2 * hidden..], &table[..hidden]].concat();
+    let expected: Vec<f32> =
+        [&table[2 * hidden..], &table[..hidden]].concat().iter().map(|v| v * 0.75).collect();
     same("draft_embed", "value", &expected, &read(&h, 2 * hidden)?)
 }
 
@@ -81,8 +84,10 @@ fn norm(card: &Card<'_>, hidden: usize, residual: bool, random: &mut Random) -> 
     let list: Vec<u32> = if residual { vec![0, 1, 2] } else { vec![2, 1] };
     let list_on = Buffer::from_slice(card.context, &list, "self-test rows")?;
     let target = activations(card, n, hidden)?;
+    let factors = Factors::of(card, hidden, random, residual)?;
     let args = DraftNormArgs {
         part: part_on.at(0),
+        factors: factors.address(),
         h: if residual { h_on.at(0) } else { 0 },
         w: w_on.at(0),
         rows: if residual { 0 } else { list_on.at(0) },
@@ -98,7 +103,7 @@ fn norm(card: &Card<'_>, hidden: usize, residual: bool, random: &mut Random) -> 
     card.stream.synchronize()?;
     let (mut sums, mut normed) = (Vec::new(), Vec::new());
     for &r in &list {
-        let o = summed(&part, (n, hidden), r as usize, 0, hidden);
+        let o = summed(&part, &factors, (n, hidden), r as usize, 0, hidden);
         let h = &h[r as usize * hidden..][..hidden];
         let x: Vec<f32> = if residual { h.iter().zip(&o).map(|(h, o)| h + o).collect() } else { o };
         let factor = arith::inverse_rms(arith::row_dot(&x, &x), hidden, EPS);
@@ -147,8 +152,10 @@ fn heads(card: &Card<'_>, kv: Digits, computed: bool, random: &mut Random) -> Re
     let kv_on = Buffer::from_slice(card.context, &expected, "self-test KV")?;
     let q_on = Buffer::<u8>::zeroed(card.context, n * heads * 2 * HEAD, "self-test queries")?;
     let f_on = floats(&vec![f32::NAN; n * heads])?;
+    let factors = Factors::of(card, width, random, computed)?;
     let args = DraftHeadArgs {
         part: if computed { part_on.at(0) } else { 0 },
+        factors: factors.address(),
         q_norm: weights_on.at(0),
         k_norms: weights_on.at(HEAD),
         angles: angles_on.at(0),
@@ -176,7 +183,7 @@ fn heads(card: &Card<'_>, kv: Digits, computed: bool, random: &mut Random) -> Re
     let mut queries = Vec::new();
     for (r, (block, position)) in places.into_iter().enumerate() {
         let angles = &angles[r * HEAD..][..HEAD];
-        let sums = |at: usize| summed(&part, (n, width), r, at, HEAD);
+        let sums = |at: usize| summed(&part, &factors, (n, width), r, at, HEAD);
         queries.extend(
             (0..heads).map(|head| stored_query(rotated(&sums(head * HEAD), &weights[..HEAD], angles), kv)),
         );

@@ -4,9 +4,9 @@
 //! setting the block's scales to one, so it shares no layout code with the kernels.
 
 use half::{bf16, f16};
-use muser_backend::arith::{MatrixRole, Segments, quantize_block};
+use muser_backend::arith::{MatrixRole, Segments, nvfp4, quantize_block};
 use muser_backend::conformance::Random;
-use muser_gguf::{GgmlType, dequantize_row, mxfp4_scale, nvfp4_scale};
+use muser_gguf::{GgmlType, dequantize_row, mxfp4_scale};
 
 use super::Card;
 use super::rounded::RoundedRow;
@@ -78,7 +78,12 @@ pub(super) fn check(
     let most = extent.tokens.iter().copied().max().unwrap_or(1);
     let x: Vec<f32> = (0..most * extent.k).map(|i| sample(random, i)).collect();
     let bench = Bench { card, extent, x: &x, large: Codes::new(&x, 256), small: Codes::new(&x, 32) };
-    types.iter().map(|types| bench.check(types, random)).sum()
+    let compared =
+        types.iter().map(|types| bench.check(types, Tile::of, random)).sum::<Result<usize, _>>()?;
+    // What no tile can hold.
+    let wide = types.iter().any(|types| types.contains(&GgmlType::NVFP4));
+    let wide = if wide { bench.check(&[GgmlType::NVFP4], |_| None, random)? } else { 0 };
+    Ok(compared + wide)
 }
 
 /// Activations with outliers, zeros and a whole block of zeros.
@@ -118,17 +123,24 @@ impl Codes {
 
 impl Bench<'_> {
     /// One product of matrices of these types, for every number of tokens.
-    fn check(&self, types: &[GgmlType], random: &mut Random) -> Result<usize, CudaError> {
+    fn check(
+        &self,
+        types: &[GgmlType],
+        tile_of: impl Fn(GgmlType) -> Option<Tile>,
+        random: &mut Random,
+    ) -> Result<usize, CudaError> {
         let Card { context, kernels, products, stream } = *self.card;
         let Extent { tokens, rows: all_rows, k } = self.extent;
         let mut product = Product::new(MatrixRole::AttnIn, k);
         let repack = kernels.repack()?;
+        let unfit = Buffer::<u32>::zeroed(context, 1, "self-test weights")?;
         let (mut tiles, mut matrices) = (Vec::new(), Vec::new());
         for (i, ty) in types.iter().enumerate() {
             // A part that others follow has whole tiles, the last one need not.
             let rows = if i + 1 < types.len() { all_rows / 16 * 16 } else { all_rows };
-            let blocks = random_blocks(*ty, rows * k, random);
-            let Some(tile) = Tile::of(*ty) else {
+            let tile = tile_of(*ty);
+            let blocks = random_blocks(*ty, rows * k, tile.is_some(), random);
+            let Some(tile) = tile else {
                 let raw = Buffer::from_slice(context, &blocks, "self-test weights")?;
                 product.raw.push(RawPart {
                     ty: *ty,
@@ -140,7 +152,7 @@ impl Bench<'_> {
                     scale: 1.0,
                 });
                 matrices.push((*ty, product.out_rows, rows, blocks));
-                product.out_rows += rows.next_multiple_of(16);
+                product.add_rows(rows, 1.0);
                 tiles.push(raw);
                 continue;
             };
@@ -155,10 +167,20 @@ impl Bench<'_> {
                 rows: rows as u32,
                 kb: (k / 256) as u32,
                 type_id: ty.id(),
+                _padding: 0,
+                unfit: unfit.at(0),
             };
             let shape = Launch { overlap: false, ..Launch::new((args.words.div_ceil(256) as u32, 1), 256) };
             stream.launch(&repack[tile as usize], shape, &args)?;
             stream.synchronize()?;
+            let mut count = [0u32];
+            unfit.read(0, &mut count)?;
+            if count != [0] {
+                return Err(CudaError::SelfTest {
+                    kernel: format!("tiles of {}", ty.name()),
+                    what: format!("expected scales that fit, found {} that do not", count[0]),
+                });
+            }
             product.parts.push(Part {
                 tile,
                 address: packed.at(0),
@@ -166,7 +188,7 @@ impl Bench<'_> {
                 first_row: product.out_rows as u32,
             });
             matrices.push((*ty, product.out_rows, rows, blocks));
-            product.out_rows += row_tiles * 16;
+            product.add_rows(rows, 1.0);
             tiles.push(packed);
         }
         let name = types.iter().map(|t| t.name()).collect::<Vec<_>>().join("+");
@@ -207,8 +229,8 @@ impl Bench<'_> {
     }
 }
 
-/// `n` values' worth of random blocks with sane scales.
-fn random_blocks(ty: GgmlType, n: usize, random: &mut Random) -> Vec<u8> {
+/// `n` values' worth of random blocks with sane scales, which for NVFP4 a tile can hold or not.
+fn random_blocks(ty: GgmlType, n: usize, tiled: bool, random: &mut Random) -> Vec<u8> {
     let bytes = ty.row_bytes(n).expect("whole blocks");
     let number = |random: &mut Random| (random.below(2001) as f32 - 1000.0) * 1e-3;
     match ty {
@@ -225,6 +247,12 @@ fn random_blocks(ty: GgmlType, n: usize, random: &mut Random) -> Vec<u8> {
         }
         if ty == GgmlType::MXFP4 {
             block[0] = 110 + block[0] % 16;
+        }
+        if ty == GgmlType::NVFP4 && tiled {
+            // Exponents of eight octaves, any mantissa; and zeros.
+            block[..4]
+                .iter_mut()
+                .for_each(|scale| *scale = (0x28 + *scale % 64) * u8::from(*scale % 11 != 0));
         }
     }
     blocks
@@ -267,6 +295,11 @@ impl Expected {
                     let mut w = vec![0.0; k];
                     dequantize_row(*ty, bytes, &mut w).expect("whole rows of a float type");
                     columns.push(x.chunks(k).map(|x| float_product(&w, x)).collect());
+                    continue;
+                }
+                if *ty == GgmlType::NVFP4 {
+                    let segments = Segments::of(MatrixRole::AttnIn, k);
+                    columns.push(x.chunks(k).map(|x| nvfp4::product(bytes, x, segments, 1.0)).collect());
                     continue;
                 }
                 let small = AnyKind::of(*ty) == Some(AnyKind::Small);
@@ -321,11 +354,8 @@ impl ScalarRow {
                 for (at, value) in places.iter().zip([d, m]) {
                     block[*at..*at + 2].copy_from_slice(&f16::from_f32(value).to_le_bytes());
                 }
-                match ty {
-                    // Exponents and E4M3 numbers that stand for 2; half of it is the scale.
-                    GgmlType::MXFP4 => block[0] = 128,
-                    GgmlType::NVFP4 => block[..4].fill(0x40),
-                    _ => {}
+                if ty == GgmlType::MXFP4 {
+                    block[0] = 128; // stands for 2; half of it is the scale
                 }
             }
             let mut values = vec![0.0; k];
@@ -335,7 +365,6 @@ impl ScalarRow {
         let scales = |which: usize| -> Vec<f32> {
             let scale = |b: &[u8]| match ty {
                 GgmlType::MXFP4 => vec![mxfp4_scale(b[0])],
-                GgmlType::NVFP4 => b[..4].iter().map(|x| nvfp4_scale(*x)).collect(),
                 _ => {
                     vec![places.get(which).map_or(0.0, |at| f16::from_le_bytes([b[*at], b[at + 1]]).to_f32())]
                 }
@@ -346,8 +375,7 @@ impl ScalarRow {
         let sign = if ty.block_len() == 256 { -1.0 } else { 1.0 };
         let mins: Vec<i32> = if places.len() > 1 { decode(0.0, sign) } else { Vec::new() };
         let mins = if sign > 0.0 { mins.iter().map(|m| -m).collect() } else { mins };
-        let group = if ty == GgmlType::NVFP4 { 16 } else { ty.block_len() };
-        Self { codes: decode(1.0, 0.0), mins, d: scales(0), m: scales(1), group }
+        Self { codes: decode(1.0, 0.0), mins, d: scales(0), m: scales(1), group: ty.block_len() }
     }
 
     /// The row times activation codes `q` with one scale `d` per `block_len` values.

@@ -20,14 +20,16 @@ const POST_EPS: f32 = 1e-8;
 pub(super) fn check(card: &Card<'_>, random: &mut Random) -> Result<usize, CudaError> {
     let mut compared = 0;
     // With a cluster of CTAs a row on Hopper, and with one CTA.
-    for hidden in [2560, 512] {
-        compared += norms(card, hidden, random)?;
+    for (hidden, factors) in [(2560, true), (512, false)] {
+        compared += norms(card, hidden, factors, random)?;
     }
-    compared += silu(card, random)?;
-    compared += logits(card, random)?;
+    for factors in [false, true] {
+        compared += silu(card, factors, random)?;
+        compared += logits(card, factors, random)?;
+    }
     // One after the other, and through all stages of the ring in shared memory.
-    for parts in [1, 8, 100] {
-        compared += combine(card, parts, random)?;
+    for (parts, factors) in [(1, true), (8, false), (100, true)] {
+        compared += combine(card, parts, factors, random)?;
     }
     Ok(compared)
 }
@@ -37,11 +39,47 @@ pub(super) fn row(random: &mut Random, len: usize) -> Vec<f32> {
     (0..len).map(|i| sample(random, 256 + i)).collect()
 }
 
-/// Sum of the segments of values `at .. at + len` of row `r` in `[segments][n][width]`.
-pub(super) fn summed(part: &[f32], (n, width): (usize, usize), r: usize, at: usize, len: usize) -> Vec<f32> {
+/// Factors of a product's output rows.
+pub(super) struct Factors {
+    values: Vec<f32>,
+    on_card: Option<Buffer<f32>>,
+}
+
+impl Factors {
+    /// All 1, or from 0.5 to 1.5.
+    pub(super) fn of(
+        card: &Card<'_>,
+        width: usize,
+        random: &mut Random,
+        on: bool,
+    ) -> Result<Self, CudaError> {
+        if !on {
+            return Ok(Self { values: vec![1.0; width], on_card: None });
+        }
+        let values: Vec<f32> = (0..width).map(|_| 0.5 + random.below(1001) as f32 * 1e-3).collect();
+        let on_card = Some(Buffer::from_slice(card.context, &values, "self-test factors")?);
+        Ok(Self { values, on_card })
+    }
+
+    /// As kernels want it.
+    pub(super) fn address(&self) -> u64 {
+        self.on_card.as_ref().map_or(0, |buffer| buffer.at(0))
+    }
+}
+
+/// Sum of the segments of values `at .. at + len` of row `r` in `[segments][n][width]`, times their factors.
+pub(super) fn summed(
+    part: &[f32],
+    factors: &Factors,
+    (n, width): (usize, usize),
+    r: usize,
+    at: usize,
+    len: usize,
+) -> Vec<f32> {
     let mut rows = part.chunks_exact(n * width).map(|segment| &segment[r * width + at..][..len]);
     let mut sum = rows.next().map_or_else(Vec::new, <[f32]>::to_vec);
     rows.for_each(|row| sum.iter_mut().zip(row).for_each(|(s, v)| *s += v));
+    sum.iter_mut().zip(&factors.values[at..]).for_each(|(s, factor)| *s *= factor);
     sum
 }
 
@@ -101,8 +139,9 @@ pub(super) fn quantised(x: &[f32]) -> Vec<f32> {
         .collect()
 }
 
-fn norms(card: &Card<'_>, hidden: usize, random: &mut Random) -> Result<usize, CudaError> {
+fn norms(card: &Card<'_>, hidden: usize, factors: bool, random: &mut Random) -> Result<usize, CudaError> {
     let (n, segments) = (3, 4);
+    let factors = Factors::of(card, hidden, random, factors)?;
     let (h, part) = (row(random, n * hidden), row(random, segments * n * hidden));
     let (post, w) = (row(random, hidden), row(random, hidden));
     let buffer = |values: &[f32]| Buffer::from_slice(card.context, values, "self-test rows");
@@ -111,6 +150,7 @@ fn norms(card: &Card<'_>, hidden: usize, random: &mut Random) -> Result<usize, C
     let target = activations(card, n, hidden)?;
     let args = NormArgs {
         part: part_on.at(0),
+        factors: factors.address(),
         h: h_on.at(0),
         post: post_on.at(0),
         w: w_on.at(0),
@@ -127,7 +167,7 @@ fn norms(card: &Card<'_>, hidden: usize, random: &mut Random) -> Result<usize, C
     card.stream.synchronize()?;
     let (mut sums, mut normed) = (Vec::new(), Vec::new());
     for (r, h) in h.chunks(hidden).enumerate() {
-        let o = summed(&part, (n, hidden), r, 0, hidden);
+        let o = summed(&part, &factors, (n, hidden), r, 0, hidden);
         let s = ResidualSums::of(h, &o, &post);
         let c = s.post_factor(POST_EPS);
         let factor = s.next_factor(c, EPS);
@@ -143,13 +183,15 @@ fn norms(card: &Card<'_>, hidden: usize, random: &mut Random) -> Result<usize, C
         + same("norm_rows", "quantised value", &codes, &dequantised(&target, n)?)?)
 }
 
-fn silu(card: &Card<'_>, random: &mut Random) -> Result<usize, CudaError> {
+fn silu(card: &Card<'_>, factors: bool, random: &mut Random) -> Result<usize, CudaError> {
     let (n, ffn, segments) = (2, 512, 2);
+    let factors = Factors::of(card, 2 * ffn, random, factors)?;
     let part = row(random, segments * n * 2 * ffn);
     let part_on = Buffer::from_slice(card.context, &part, "self-test rows")?;
     let target = activations(card, n, ffn)?;
     let args = SiluArgs {
         part: part_on.at(0),
+        factors: factors.address(),
         act: target.act,
         segments: segments as u32,
         n: n as u32,
@@ -158,7 +200,7 @@ fn silu(card: &Card<'_>, random: &mut Random) -> Result<usize, CudaError> {
     card.stream.launch(&card.kernels.get("silu_rows")?, Launch::new((1, n as u32), 128), &args)?;
     card.stream.synchronize()?;
     let products = (0..n).flat_map(|r| {
-        let values = summed(&part, (n, 2 * ffn), r, 0, 2 * ffn);
+        let values = summed(&part, &factors, (n, 2 * ffn), r, 0, 2 * ffn);
         (0..ffn).map(|i| arith::silu_times(values[i], values[ffn + i])).collect::<Vec<_>>()
     });
     same("silu_rows", "value", &quantised(&products.collect::<Vec<_>>()), &dequantised(&target, n)?)
@@ -172,8 +214,9 @@ pub(super) fn rotated(x: &[f32], weight: &[f32], angles: &[f32]) -> Vec<f32> {
     pairs.flat_map(|(x, cs)| [x[0] * cs[0] - x[1] * cs[1], x[0] * cs[1] + x[1] * cs[0]]).collect()
 }
 
-fn logits(card: &Card<'_>, random: &mut Random) -> Result<usize, CudaError> {
+fn logits(card: &Card<'_>, factors: bool, random: &mut Random) -> Result<usize, CudaError> {
     let (n, segments, vocab, out_rows) = (2usize, 2usize, 777usize, 784usize);
+    let factors = Factors::of(card, out_rows, random, factors)?;
     let (scale, cap) = (0.75f32, 20.0f32);
     let part: Vec<f32> = row(random, segments * n * out_rows).iter().map(|v| v * 9.0).collect();
     let part_on = Buffer::from_slice(card.context, &part, "self-test rows")?;
@@ -181,6 +224,7 @@ fn logits(card: &Card<'_>, random: &mut Random) -> Result<usize, CudaError> {
     let best_on = Buffer::<u64>::zeroed(card.context, n, "self-test rows")?;
     let args = LogitArgs {
         part: part_on.at(0),
+        factors: factors.address(),
         logits: logits_on.at(0),
         best: best_on.at(0),
         segments: segments as u32,
@@ -196,7 +240,7 @@ fn logits(card: &Card<'_>, random: &mut Random) -> Result<usize, CudaError> {
     best_on.read(0, &mut best)?;
     let mut expected = Vec::new();
     for (r, &best) in best.iter().enumerate() {
-        let sums = summed(&part, (n, out_rows), r, 0, vocab);
+        let sums = summed(&part, &factors, (n, out_rows), r, 0, vocab);
         let values: Vec<f32> = sums.iter().map(|z| cap * arith::tanh(z * scale / cap)).collect();
         let (wanted, found) = (argmax(&values), id_of_rank(best));
         if wanted != found {
@@ -210,11 +254,12 @@ fn logits(card: &Card<'_>, random: &mut Random) -> Result<usize, CudaError> {
 
 /// Three rows in two tiles, of two query heads on each of two KV heads: what the attention kernels put out for a row, added up,
 /// gated (or not, as for a draft) and quantised.
-fn combine(card: &Card<'_>, parts: usize, random: &mut Random) -> Result<usize, CudaError> {
+fn combine(card: &Card<'_>, parts: usize, factors: bool, random: &mut Random) -> Result<usize, CudaError> {
     let (n, kv_heads, group, segments) = (3usize, 2usize, 2usize, 2usize);
     let k = kv_heads * group * HEAD;
     let (gate_at, width) = (HEAD, HEAD + k);
     let all = 2 * kv_heads * parts;
+    let factors = Factors::of(card, width, random, factors)?;
     let part_o = row(random, all * 16 * HEAD);
     // Sums of probabilities: positive.
     let part_l: Vec<f32> = row(random, all * 16).iter().map(|v| v.abs() + 0.25).collect();
@@ -240,7 +285,7 @@ fn combine(card: &Card<'_>, parts: usize, random: &mut Random) -> Result<usize, 
             (0..HEAD).map(|d| sum(d) * (1.0 / l)).collect::<Vec<f32>>()
         })
         .collect();
-    let gates = (0..n).flat_map(|r| summed(&qkvg, (n, width), r, gate_at, k));
+    let gates = (0..n).flat_map(|r| summed(&qkvg, &factors, (n, width), r, gate_at, k));
     let gated: Vec<f32> = whole.iter().zip(gates).map(|(o, z)| o * arith::sigmoid(z)).collect();
 
     let (few, many) = (combine_launch(k, n), gate_launch(k, n));
@@ -257,6 +302,7 @@ fn combine(card: &Card<'_>, parts: usize, random: &mut Random) -> Result<usize, 
             tiles: tiles_on.at(0),
             row_tile: row_tile_on.at(0),
             qkvg: gate,
+            factors: factors.address(),
             act: target.act,
             segments: segments as u32,
             n: n as u32,

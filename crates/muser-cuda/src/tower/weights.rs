@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
+use muser_backend::arith::MatrixRole;
 use muser_backend::arith::vision::values_of_bytes;
-use muser_backend::arith::{MatrixRole, Segments};
 use muser_gguf::{GgmlType, dequantize_row};
 use muser_model::{LayerNorm, Matrix, Projector};
 
 use crate::CudaError;
-use crate::driver::{Buffer, Context, Function};
+use crate::driver::{Buffer, Context};
 use crate::matrix::{AnyKind, Product, RawPart};
-use crate::weights::{Plan, upload};
+use crate::weights::{Plan, Repack, upload};
 
 /// Where the weight and the bias of a norm lie.
 #[derive(Clone, Copy)]
@@ -56,10 +56,10 @@ impl TowerWeights {
     pub(super) fn load(
         context: &Arc<Context>,
         projector: &Projector,
-        repack: &[Function; 4],
+        repack: &Repack,
     ) -> Result<Self, CudaError> {
         let c = &projector.config;
-        let mut plan = Plan::default();
+        let mut plan = Plan::of_tower();
         let mut layers = Vec::with_capacity(c.layers);
         for l in &projector.layers {
             let inputs = [&l.attn_q, &l.attn_k, &l.attn_v];
@@ -150,6 +150,8 @@ fn patch_product(context: &Arc<Context>, matrix: &Matrix) -> Result<(Product, Bu
         first_row: 0,
         scale: matrix.scale,
     };
-    let segments = Segments::of(MatrixRole::FfnIn, k);
-    Ok((Product { parts: Vec::new(), raw: vec![raw], k, segments, out_rows: matrix.rows }, buffer))
+    let mut product = Product::new(MatrixRole::FfnIn, k);
+    product.raw.push(raw);
+    product.out_rows = matrix.rows;
+    Ok((product, buffer))
 }
