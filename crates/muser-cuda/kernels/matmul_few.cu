@@ -25,7 +25,14 @@ struct FewArgs {
   u32 stages;               // slots of a warp's ring, 3 to 6
 };
 
-constexpr int WARPS = 16, SINGLE_WARPS = 20;
+constexpr int WARPS = 16;
+// Shared memory for a form of a single token's operands that takes 16 times the room of its codes, and registers for more warps.
+#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
+constexpr bool ROOMY = true;
+#else
+constexpr bool ROOMY = false;
+#endif
+constexpr int SINGLE_WARPS = ROOMY ? 20 : WARPS;
 
 __device__ constexpr int max_tile(int a, int b) { return tile_bytes(a) > tile_bytes(b) ? tile_bytes(a) : tile_bytes(b); }
 
@@ -104,12 +111,7 @@ template <int QA, int QB, int NTX> DEVICE void few(const FewArgs& p) {
 #else
   constexpr bool BULK = false;
 #endif
-  // A single token's operands take 16 times the room of its codes.
-#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
-  constexpr bool SINGLE = NEGATED && ONE;
-#else
-  constexpr bool SINGLE = false;
-#endif
+  constexpr bool SINGLE = NEGATED && ONE && ROOMY;
   constexpr int BLOCK = SINGLE ? 4096 : NEGATED ? 512 : 256;  // bytes of a token's super-block
   extern __shared__ __align__(128) u8 sh[];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, W = blockDim.x >> 5;
