@@ -63,6 +63,14 @@ fn main() -> Result<(), Failure> {
     types(&gpu)?;
     for path in &arguments.models {
         let model = Model::load(path)?;
+        let options = GpuOptions { adapter: arguments.adapter.clone(), ..GpuOptions::default() };
+        let start = Instant::now();
+        let tested = Gpu::open_for(&options, &model, KvType::Int16)?;
+        let (compared, plain) = (tested.compared().unwrap_or(0), tested.is_plain());
+        let seconds = start.elapsed().as_secs_f64();
+        println!(
+            "self-test for {path}: {compared} values equal, plain kernels only: {plain}, {seconds:.2} s"
+        );
         for kv in [KvType::Int16, KvType::Int8] {
             compare(path, &gpu, &model, kv, 300, &[130, 1, 1, 16, 3])?;
         }
