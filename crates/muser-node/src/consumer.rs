@@ -28,6 +28,8 @@ use crate::told::{HandedPrefix, JobId, Numbers, Told};
 
 /// A stage's window must fit through the link beside the rows, with room to spare.
 const ROOM: f64 = 1.75;
+/// Positions of a prompt that is long, whatever the machine.
+const LONG: usize = 1024;
 /// Computing here must be sooner by this to change over in the middle.
 const CLEARLY: f64 = 1.25;
 /// How long a lost connection may take to come back where no other node is left, and how often that is looked at.
@@ -148,9 +150,13 @@ impl Consumer {
         let ids: Option<Arc<[u32]>> = query.units().iter().map(|unit| unit.as_token()).collect();
         let Some(ids) = ids.filter(|_| !query.is_for_peer() && query.is_wanted()) else { return };
         let local = local_time(&query);
-        let little = local.is_some_and(|local| local <= self.options.least_local);
-        if (self.options.preference == Preference::Soonest && little) || query.known() + BLOCK_LEN > ids.len()
-        {
+        let lacking = ids.len().saturating_sub(query.known());
+        let little = match local {
+            Some(local) => local <= self.options.least_local,
+            // Nothing was measured here yet: the way there and back is worth it for long prompts alone.
+            None => lacking < LONG,
+        };
+        if (self.options.preference == Preference::Soonest && little) || lacking < BLOCK_LEN {
             return;
         }
         Counters::add(&self.counters.asked, 1);

@@ -1,6 +1,6 @@
 //! One request of a peer, on a thread of its own: the engine computes, and what is final leaves.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,6 +14,8 @@ use muser_kv::{BLOCK_LEN, CacheScope, KvGroup};
 use crate::quotes::block_hashes;
 use crate::seats::Seat;
 
+/// Bytes that wait for the link, at most.
+const MOST_AHEAD: usize = 64 << 20;
 /// How often the thread looks whether anybody still wants it: a step of the engine is longer.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -30,14 +32,63 @@ enum Said {
     /// It begins to compute, and knows so many positions.
     Admitted(usize),
     Grown(PrefixOffer),
+    /// A block of the full group has been copied out, or not.
+    Copied(u32, Vec<u8>, Result<(), ExportError>),
     /// The transfer is over.
     Over,
+}
+
+/// Blocks of the full group that are copied out at the end of the very step that made them final, while the engine's thread is
+/// there: had this thread to ask for them first, they would leave a step later.
+struct Ahead {
+    /// Those that must be given, ascending.
+    blocks: Vec<u32>,
+    /// How many of them have been asked for.
+    asked: usize,
+    block_bytes: usize,
+    /// Bytes that were copied, or are to be, and have not left.
+    bytes: Arc<AtomicUsize>,
+    /// Blocks below this one have been asked for.
+    below: Arc<AtomicU32>,
+}
+
+impl Ahead {
+    fn of(giving: &Giving) -> Self {
+        let plan = giving.outlet.plan();
+        let own = &giving.request.own;
+        let lacks = |block: u32| plan.block(KvGroup::Full, block).any(|number| !own.contains(number));
+        let full = plan.blocks().filter(|(group, _)| *group == KvGroup::Full).map(|(_, block)| block);
+        Self {
+            blocks: full.filter(|&block| lacks(block)).collect(),
+            asked: 0,
+            block_bytes: giving.seat.shared.facts.planes.block_bytes(KvGroup::Full),
+            bytes: Arc::default(),
+            below: Arc::default(),
+        }
+    }
+
+    fn ask(&mut self, offer: &PrefixOffer, say: &Sender<Said>) {
+        let whole = offer.units().len() / BLOCK_LEN;
+        while let Some(&block) = self.blocks.get(self.asked)
+            && (block as usize) < whole
+            && self.bytes.load(Ordering::Relaxed) + self.block_bytes <= MOST_AHEAD
+        {
+            self.asked += 1;
+            self.bytes.fetch_add(self.block_bytes, Ordering::Relaxed);
+            self.below.store(block + 1, Ordering::Relaxed);
+            let say = say.clone();
+            offer.copy_out(KvGroup::Full, block as usize, Vec::new(), move |bytes, result| {
+                let _ = say.send(Said::Copied(block, bytes, result));
+            });
+        }
+    }
 }
 
 /// The engine's end.
 struct Hearing {
     say: Sender<Said>,
     stages: Vec<u32>,
+    ahead: Ahead,
 }
 
 impl PrefixOutlet for Hearing {
@@ -50,6 +101,7 @@ impl PrefixOutlet for Hearing {
     }
 
     fn grown(&mut self, offer: PrefixOffer) {
+        self.ahead.ask(&offer, &self.say);
         let _ = self.say.send(Said::Grown(offer));
     }
 }
@@ -61,7 +113,9 @@ pub(crate) fn give(giving: Giving) -> Ended {
     giving.outlet.on_end(Box::new(move |_| {
         let _ = over.lock().unwrap_or_else(PoisonError::into_inner).send(Said::Over);
     }));
-    let hearing = Hearing { say, stages: giving.request.span.stages.clone() };
+    let ahead = Ahead::of(&giving);
+    let (ahead_bytes, asked_below) = (Arc::clone(&ahead.bytes), Arc::clone(&ahead.below));
+    let hearing = Hearing { say, stages: giving.request.span.stages.clone(), ahead };
     let submission = match submit(&giving, hearing) {
         Ok(submission) => submission,
         Err(reason) => {
@@ -70,7 +124,16 @@ pub(crate) fn give(giving: Giving) -> Ended {
         }
     };
     let plan = giving.outlet.plan();
-    let mut gives = Gives { giving, submission, buffer: Vec::new(), plan, began: Instant::now(), known: 0 };
+    let mut gives = Gives {
+        giving,
+        submission,
+        buffer: Vec::new(),
+        plan,
+        began: Instant::now(),
+        known: 0,
+        ahead_bytes,
+        asked_below,
+    };
     match gives.begin().and_then(|()| gives.run(&hear)) {
         Ok(()) => gives.wait_for_end(&hear),
         Err(Ended::Lost) => {
@@ -98,7 +161,8 @@ fn submit(giving: &Giving, hearing: Hearing) -> Result<Submission, Reason> {
         scope: giving.scope,
         ..muser_engine::Request::new(request.ids.to_vec(), Vec::new())
     };
-    shared.engine.submit(engine_request).map_err(|error| match error {
+    let engine = shared.engine.get().ok_or(Reason::Busy)?;
+    engine.submit(engine_request).map_err(|error| match error {
         SubmitError::QueueFull { .. } => Reason::Busy,
         SubmitError::ShuttingDown => Reason::Draining,
         SubmitError::ContextLength { .. } | SubmitError::Capacity { .. } => Reason::TooLong,
@@ -114,6 +178,8 @@ struct Gives {
     began: Instant,
     /// Positions that needed no computing.
     known: usize,
+    ahead_bytes: Arc<AtomicUsize>,
+    asked_below: Arc<AtomicU32>,
 }
 
 impl Gives {
@@ -127,15 +193,23 @@ impl Gives {
 
     /// Until the last block has been given.
     fn run(&mut self, hear: &Receiver<Said>) -> Result<(), Ended> {
+        let mut is_whole = false;
         loop {
+            if is_whole && self.ahead_bytes.load(Ordering::Relaxed) == 0 {
+                return Ok(());
+            }
             self.look()?;
             match hear.recv_timeout(LOOK) {
                 Ok(Said::Admitted(known)) => self.note_admitted(known),
                 Ok(Said::Grown(offer)) => {
                     // Of several that wait, each ends where a stage may: none is left out.
-                    if self.grow(&offer)? {
-                        return Ok(());
-                    }
+                    is_whole |= self.grow(&offer)?;
+                }
+                Ok(Said::Copied(block, bytes, result)) => {
+                    let given = self.give_bytes(KvGroup::Full, block, &bytes, result);
+                    let size = self.giving.seat.shared.facts.planes.block_bytes(KvGroup::Full);
+                    self.ahead_bytes.fetch_sub(size, Ordering::Relaxed);
+                    given?;
                 }
                 Ok(Said::Over) | Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return Err(self.give_up(Reason::Internal)),
@@ -215,7 +289,8 @@ impl Gives {
                     needed.as_ref().is_some_and(|needed| needed.contains(plan.block(group, block).start))
                 }
             };
-            if final_now && self.outlet().lacks(group, block) {
+            let asked_for = group == KvGroup::Full && block < self.asked_below.load(Ordering::Relaxed);
+            if final_now && !asked_for && self.outlet().lacks(group, block) {
                 self.give_block(offer, group, block)?;
             }
         }
@@ -228,10 +303,21 @@ impl Gives {
 
     fn give_block(&mut self, offer: &PrefixOffer, group: KvGroup, block: u32) -> Result<(), Ended> {
         let buffer = std::mem::take(&mut self.buffer);
-        let (bytes, result) = offer.copy_out_blocking(group, block as usize, buffer);
-        self.buffer = bytes;
+        let (buffer, result) = offer.copy_out_blocking(group, block as usize, buffer);
+        let given = self.give_bytes(group, block, &buffer, result);
+        self.buffer = buffer;
+        given
+    }
+
+    fn give_bytes(
+        &self,
+        group: KvGroup,
+        block: u32,
+        bytes: &[u8],
+        result: Result<(), ExportError>,
+    ) -> Result<(), Ended> {
         match result {
-            Ok(()) => self.outlet().block(group, block, &self.buffer),
+            Ok(()) => self.outlet().block(group, block, bytes),
             Err(ExportError::Gone) => Err(self.give_up(Reason::Gone)),
             Err(ExportError::Device) => Err(self.give_up(Reason::Device)),
             Err(ExportError::Stopped) => Err(self.give_up(Reason::Draining)),

@@ -1,7 +1,7 @@
 //! Reading prompts for peers: each request is an engine request that samples nothing.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use muser_engine::EngineHandle;
@@ -19,10 +19,10 @@ pub struct Producer {
 }
 
 impl Producer {
-    /// Serves peers with `engine`, whose facts these are.
-    pub fn new(engine: EngineHandle, facts: Facts, options: ProducerOptions) -> Self {
+    /// Serves peers with an engine that has these facts, once there is one: a node says who it is before that.
+    pub fn new(facts: Facts, options: ProducerOptions) -> Self {
         let shared = Shared {
-            engine,
+            engine: OnceLock::new(),
             facts: Facts { serves_prefill: true, ..facts },
             options,
             counters: Counters::default(),
@@ -31,6 +31,11 @@ impl Producer {
             state: Mutex::default(),
         };
         Self { shared: Arc::new(shared) }
+    }
+
+    /// The engine is there.
+    pub fn attach(&self, engine: EngineHandle) {
+        let _ = self.shared.engine.set(engine);
     }
 
     /// Takes no new requests.
@@ -82,10 +87,11 @@ impl Serving for Producer {
     }
 
     fn load(&self) -> Load {
-        let now = self.shared.engine.metrics();
+        let Some(engine) = self.shared.engine.get() else { return Load::default() };
+        let now = engine.metrics();
         let rate = |rate: u64| u32::try_from(rate).unwrap_or(u32::MAX);
         let rates = [(0, rate(now.prefill_rate)), (DEEP, rate(now.deep_prefill_rate))];
-        let info = self.shared.engine.info();
+        let info = engine.info();
         let free = now.full_blocks_total.saturating_sub(now.full_blocks_used) * info.full_block_bytes as u64
             + now.sliding_blocks_total.saturating_sub(now.sliding_blocks_used)
                 * info.sliding_block_bytes as u64;
@@ -102,7 +108,8 @@ impl Serving for Producer {
 
     fn quote(&self, _: &Peer, quote: Quote, answer: Answer) {
         let shared = &self.shared;
-        let busy = shared.places.load(Ordering::Relaxed) >= shared.options.most;
+        let engine = shared.engine.get();
+        let busy = engine.is_none() || shared.places.load(Ordering::Relaxed) >= shared.options.most;
         let refused = if shared.draining.load(Ordering::Relaxed) {
             Some(Reason::Draining)
         } else if quote.identity != shared.facts.identity {
@@ -120,7 +127,7 @@ impl Serving for Producer {
         answer(Quoted {
             question: quote.question,
             known: known as u32,
-            wait_ms: ms(shared.time(shared.engine.metrics().queued_rows, 0)),
+            wait_ms: ms(engine.and_then(|engine| shared.time(engine.metrics().queued_rows, 0))),
             compute_ms: ms(shared.time(rows, known as u64)),
             refused,
         });

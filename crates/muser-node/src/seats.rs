@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use muser_engine::EngineHandle;
@@ -34,7 +34,8 @@ impl Default for ProducerOptions {
 }
 
 pub(crate) struct Shared {
-    pub(crate) engine: EngineHandle,
+    /// Set once the engine is there: the node may listen before.
+    pub(crate) engine: OnceLock<EngineHandle>,
     pub(crate) facts: Facts,
     pub(crate) options: ProducerOptions,
     pub(crate) counters: Counters,
@@ -58,7 +59,7 @@ impl Shared {
 
     /// Time of so many rows behind `depth` positions; `None` before anything was measured.
     pub(crate) fn time(&self, rows: u64, depth: u64) -> Option<Duration> {
-        let now = self.engine.metrics();
+        let now = self.engine.get()?.metrics();
         let shallow = now.prefill_rate.max(1);
         let deep = now.deep_prefill_rate.clamp(1, shallow);
         // A row's time grows with what it attends to, in a line.

@@ -126,6 +126,8 @@ pub struct Usage {
     pub cached: u32,
     /// Of the cached ones, brought by a pack.
     pub restored: u32,
+    /// Of these, read by another node.
+    pub handed: u32,
     /// Prompt tokens that are rows of images.
     pub images: u32,
     /// Generated tokens, those that end the text included.
@@ -140,6 +142,7 @@ impl Usage {
         self.prompt = other.prompt;
         self.cached = other.cached;
         self.restored = other.restored;
+        self.handed = other.handed;
         self.images = other.images;
         self.completion += other.completion;
         self.reasoning += other.reasoning;
@@ -150,6 +153,7 @@ impl Usage {
         self.prompt += other.prompt;
         self.cached += other.cached;
         self.restored += other.restored;
+        self.handed += other.handed;
         self.images += other.images;
         self.completion += other.completion;
         self.reasoning += other.reasoning;
@@ -161,7 +165,9 @@ impl Usage {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
-            "prompt_tokens_details": {"cached_tokens": self.cached, "restored_tokens": self.restored},
+            "prompt_tokens_details": {
+                "cached_tokens": self.cached, "restored_tokens": self.restored, "handed_tokens": self.handed,
+            },
             "completion_tokens_details": {"reasoning_tokens": self.reasoning},
         });
         if self.images > 0 {
@@ -316,7 +322,7 @@ mod tests {
 
     #[test]
     fn cached_tokens_are_counted_as_each_api_counts_them() {
-        let usage = Usage { prompt: 100, cached: 60, restored: 0, images: 0, completion: 7, reasoning: 3 };
+        let usage = Usage { prompt: 100, cached: 60, completion: 7, reasoning: 3, ..Usage::default() };
         assert_eq!(usage.openai()["prompt_tokens"], 100);
         assert_eq!(usage.openai()["prompt_tokens_details"]["cached_tokens"], 60);
         assert_eq!(usage.openai()["total_tokens"], 107);
@@ -326,20 +332,21 @@ mod tests {
 
     #[test]
     fn choices_share_a_prompt_and_lists_of_prompts_do_not() {
-        let one = Usage { prompt: 10, cached: 4, restored: 2, images: 5, completion: 3, reasoning: 1 };
+        let one =
+            Usage { prompt: 10, cached: 4, restored: 2, handed: 1, images: 5, completion: 3, reasoning: 1 };
         let mut choices = Usage::default();
         choices.add_choice(one);
         choices.add_choice(one);
         assert_eq!(
             choices,
-            Usage { prompt: 10, cached: 4, restored: 2, images: 5, completion: 6, reasoning: 2 }
+            Usage { prompt: 10, cached: 4, restored: 2, handed: 1, images: 5, completion: 6, reasoning: 2 }
         );
         let mut prompts = Usage::default();
         prompts.add_prompt(one);
         prompts.add_prompt(one);
         assert_eq!(
             prompts,
-            Usage { prompt: 20, cached: 8, restored: 4, images: 10, completion: 6, reasoning: 2 }
+            Usage { prompt: 20, cached: 8, restored: 4, handed: 2, images: 10, completion: 6, reasoning: 2 }
         );
     }
 

@@ -327,6 +327,7 @@ impl Generation {
             prompt: finished.usage.prompt_tokens,
             cached: finished.usage.cached_tokens,
             restored: finished.usage.restored_tokens,
+            handed: finished.usage.handed_tokens,
             images: self.image_tokens,
             completion: finished.usage.completion_tokens,
             reasoning: choice.decoder.reasoning_tokens() as u32,
@@ -554,6 +555,7 @@ pub(crate) async fn read_prompt(
                     prompt: finished.usage.prompt_tokens,
                     cached: finished.usage.cached_tokens,
                     restored: finished.usage.restored_tokens,
+                    handed: finished.usage.handed_tokens,
                     ..Usage::default()
                 };
             }

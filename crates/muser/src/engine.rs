@@ -11,6 +11,7 @@ use crate::cli::{DraftArgs, ModelArgs, PackStoreArgs, Parallel, ProjectorArgs};
 use crate::draft;
 use crate::executor;
 use crate::model_file::ModelSource;
+use crate::nodes::{self, NodeWish, Nodes};
 use crate::output::{Console, HintExt as _, usage_error};
 use crate::packs::{self, PackFolder};
 use crate::projector;
@@ -32,6 +33,8 @@ pub struct EngineParts<'a> {
     pub projector: &'a ProjectorArgs,
     /// Where prompts and answers are kept, if they are.
     pub packs: Option<(PackFolder, &'a PackStoreArgs)>,
+    /// Who reads prompts for whom.
+    pub nodes: NodeWish,
     /// How many requests are computed together.
     pub parallel: Parallel,
     /// Longest time to the next token that the reading of another prompt may cause, in ms; `None`: what suits the device.
@@ -46,6 +49,8 @@ pub struct Started {
     pub engine: EngineHandle,
     /// Its packs.
     pub packs: Option<PackUse>,
+    /// Its node, if it has one.
+    pub nodes: Option<Nodes>,
     /// What became of the draft.
     pub draft: draft::Attached,
     /// What became of the projector.
@@ -87,12 +92,22 @@ pub fn start(
         (prefixes, packs) = (Some(opened.source), Some(opened.handle));
         config.identity = opened.identity;
     }
+    let mut nodes = None;
+    if !parts.nodes.is_none() {
+        let info = executor.info();
+        let (source, opened) =
+            nodes::open(&parts.nodes, model, draft.draft.as_ref(), info, context, prefixes, console)?;
+        (prefixes, nodes) = (source, Some(opened));
+    }
     let hint = match config.parallel {
         1 => "a smaller --ctx needs less memory",
         _ => "a smaller --ctx or --parallel needs less memory",
     };
     let engine = Engine::spawn_with(executor, model.geometry.clone(), config, prefixes).hint(hint)?;
-    Ok(Started { engine, packs, draft, projector })
+    if let Some(nodes) = &mut nodes {
+        nodes.attach(&engine)?;
+    }
+    Ok(Started { engine, packs, nodes, draft, projector })
 }
 
 /// Positions of a sequence.

@@ -19,6 +19,7 @@ mod images;
 mod inspect;
 mod interrupt;
 mod model_file;
+mod nodes;
 mod npy;
 mod one_sequence;
 mod output;

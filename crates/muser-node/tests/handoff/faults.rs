@@ -126,14 +126,18 @@ fn without_nodes_that_answer_a_prompt_is_read_here_after_at_most_the_time_for_as
 fn a_prompt_that_is_read_sooner_here_is_read_here() {
     let options = NodeOptions { least_local: Duration::from_mins(1), ..NodeOptions::default() };
     let bench = Bench::with(options, 1, false);
-    // Nobody has measured anything here: the node is asked.
-    let there = ask(&bench.consumer, &prompt(60_000, 300), 2);
-    assert_eq!(there.usage.handed_tokens, 299);
+    // Nobody has measured anything here: the node is asked about a long one.
+    let there = ask(&bench.consumer, &prompt(60_000, 1300), 2);
+    assert_eq!(there.usage.handed_tokens, 1299);
     // Then it is known that so few rows take no time; that one row takes a moment says nothing of it.
     crate::support::read_here(&bench.consumer, &prompt(60_001, 900));
     let again = ask(&bench.consumer, &prompt(60_002, 300), 2);
     assert_eq!(again.usage.handed_tokens, 0);
     assert_eq!(bench.nodes.figures().asked, 1);
+    bench.assert_idle();
+    let bench = Bench::with(NodeOptions::default(), 1, false);
+    let short = ask(&bench.consumer, &prompt(60_003, 900), 2);
+    assert_eq!((short.usage.handed_tokens, bench.nodes.figures().asked), (0, 0), "not about a short one");
     bench.assert_idle();
 }
 

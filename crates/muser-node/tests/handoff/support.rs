@@ -193,7 +193,9 @@ impl Bench {
         let facts = facts();
         let giver = |engine: &EngineHandle| {
             let options = ProducerOptions { most_of_a_peer: 16, ..ProducerOptions::default() };
-            Arc::new(Producer::new(engine.clone(), facts.clone(), options))
+            let giver = Producer::new(facts.clone(), options);
+            giver.attach(engine.clone());
+            Arc::new(giver)
         };
         let givers: Vec<Arc<Producer>> = producers.iter().map(giver).collect();
         let (wire, net) = if tls {

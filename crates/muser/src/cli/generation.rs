@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::{DraftArgs, PackStoreArgs, ProjectorArgs};
+use super::{DraftArgs, NodeUseArgs, PackStoreArgs, ProjectorArgs};
 use crate::env_vars;
 
 /// Which model, and on what.
@@ -155,6 +155,9 @@ pub struct RunArgs {
     /// Print one JSON object instead of text
     #[arg(long)]
     pub json: bool,
+    /// Who reads prompts.
+    #[command(flatten)]
+    pub nodes: NodeUseArgs,
     /// How packs are kept.
     #[command(flatten)]
     pub packs: PackStoreArgs,
@@ -185,6 +188,9 @@ pub struct ChatArgs {
     /// default folder: `packs` in `MUSER_HOME`
     #[arg(long, value_name = "DIR", num_args = 0..=1, require_equals = true, default_missing_value = "default")]
     pub pack: Option<PathBuf>,
+    /// Who reads prompts.
+    #[command(flatten)]
+    pub nodes: NodeUseArgs,
     /// How packs are kept.
     #[command(flatten)]
     pub packs: PackStoreArgs,

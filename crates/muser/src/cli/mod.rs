@@ -7,6 +7,8 @@ mod draft;
 mod generation;
 mod measure;
 mod node;
+mod node_serve;
+mod node_use;
 mod pack;
 mod pack_store;
 mod parallel;
@@ -27,15 +29,15 @@ pub use generation::{
 };
 pub use measure::{BenchArgs, CostArgs, RepackChoice};
 pub use node::{NodeAddArgs, NodeArgs, NodeCommand, NodeListArgs, NodeRotateArgs};
+pub use node_serve::{NodeServeArgs, NodeTestArgs};
+pub use node_use::NodeUseArgs;
 pub use pack::{
     PackArgs, PackCommand, PackExportArgs, PackGcArgs, PackImportArgs, PackKeyCommand, PackRmArgs,
     PackShowArgs, PackVerifyArgs,
 };
 pub use pack_store::PackStoreArgs;
 pub use parallel::Parallel;
-#[cfg(test)]
-pub use projector::PositionChoice;
-pub use projector::ProjectorArgs;
+pub use projector::{PositionChoice, ProjectorArgs};
 pub use serve::ServeArgs;
 pub use store::{ModelsArgs, PullArgs};
 pub use tools::{DetokenizeArgs, DoctorArgs, InspectArgs, LogitsArgs, SynthArgs, TokenizeArgs};

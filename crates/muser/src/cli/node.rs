@@ -3,6 +3,8 @@
 use clap::{Args, Subcommand};
 use muser_handoff::{Rights, check_address};
 
+use super::{NodeServeArgs, NodeTestArgs};
+
 /// Arguments of `muser node`.
 #[derive(Debug, Args)]
 pub struct NodeArgs {
@@ -26,6 +28,10 @@ pub enum NodeCommand {
     Rotate(NodeRotateArgs),
     /// Print this node's public key
     Key,
+    /// Read prompts for other nodes, without a server for clients
+    Serve(NodeServeArgs),
+    /// Have a node read something that is read here, too, and compare every byte
+    Test(NodeTestArgs),
 }
 
 /// Arguments of `muser node invite`.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::{DraftArgs, ModelArgs, PackStoreArgs, Parallel, ProjectorArgs};
+use super::{DraftArgs, ModelArgs, NodeUseArgs, PackStoreArgs, Parallel, ProjectorArgs};
 
 /// Arguments of `muser serve`.
 #[derive(Debug, Args)]
@@ -91,9 +91,15 @@ pub struct ServeArgs {
     /// Seconds that running requests have when the server is told to stop; 0 cuts them off
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub drain: u32,
+    /// Read prompts for other nodes, too, which reach this one at this address; those that `muser node list` knows may ask
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub node_listen: Option<std::net::SocketAddr>,
     /// Logs as lines of JSON
     #[arg(long)]
     pub log_json: bool,
+    /// Who reads prompts.
+    #[command(flatten)]
+    pub nodes: NodeUseArgs,
     /// How packs are kept.
     #[command(flatten)]
     pub pack_store: PackStoreArgs,

@@ -16,6 +16,7 @@ use crate::env_vars;
 use crate::generate::{Answer, ChatPrompt, Printer, Prompt, Session};
 use crate::images;
 use crate::interrupt::Interrupt;
+use crate::nodes::NodeWish;
 use crate::output::{Console, HintExt as _};
 use crate::packs::PackFolder;
 
@@ -32,7 +33,8 @@ pub fn run(args: ChatArgs, console: &Console) -> anyhow::Result<()> {
     // One press stops an answer; who presses three times while nothing happens wants out.
     let interrupt = Interrupt::install(3);
     let packs = args.pack.clone().map(|dir| (PackFolder::from_flag(dir), &args.packs));
-    let session = Session::open(&args.model, &args.draft, &args.projector, packs, console)?;
+    let nodes = NodeWish { use_of: args.nodes.choice(), ..NodeWish::default() };
+    let session = Session::open(&args.model, &args.draft, &args.projector, packs, nodes, console)?;
     if session.template.is_none() {
         return Err(anyhow::anyhow!("{}: the model has no chat template", session.label))
             .hint("`muser run --raw` continues a text without one");

@@ -15,6 +15,7 @@ pub mod inspect;
 pub mod logits;
 pub mod models;
 pub mod node;
+pub mod node_serve;
 pub mod pack;
 pub mod pull;
 pub mod run;

@@ -8,6 +8,7 @@ use anyhow::{Result, anyhow};
 use muser_handoff::{CODE_TIME, Code, Entry, NodeError, Registry, Secrets, Visit, add, invite, visit};
 
 use crate::cli::{NodeAddArgs, NodeArgs, NodeCommand, NodeListArgs, NodeRotateArgs};
+use crate::commands::node_serve;
 use crate::env_vars;
 use crate::output::{Console, HintExt as _, sanitize, usage_error};
 
@@ -41,6 +42,8 @@ pub fn run(args: NodeArgs, console: &Console) -> Result<()> {
             Ok(())
         }
         NodeCommand::Rotate(args) => rotate(&home, args, console),
+        NodeCommand::Serve(args) => node_serve::serve(&args, console),
+        NodeCommand::Test(args) => node_serve::test(&args, console),
         NodeCommand::Key => {
             let key = Secrets::open_or_create(&home).map_err(fault)?.current.key();
             Ok(writeln!(std::io::stdout().lock(), "{key}")?)

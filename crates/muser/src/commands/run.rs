@@ -10,6 +10,7 @@ use crate::generate::{Answer, ChatPrompt, Printer, Prompt, Session};
 use crate::ids;
 use crate::images;
 use crate::interrupt::Interrupt;
+use crate::nodes::NodeWish;
 use crate::output::{Console, HintExt as _, interrupted};
 use crate::packs::PackFolder;
 
@@ -18,7 +19,8 @@ pub fn run(args: RunArgs, console: &Console) -> anyhow::Result<()> {
     let prompt = prompt(&args)?;
     let interrupt = Interrupt::install(2);
     let packs = args.pack.clone().map(|dir| (PackFolder::from_flag(dir), &args.packs));
-    let session = Session::open(&args.model, &args.draft, &args.projector, packs, console)?;
+    let nodes = NodeWish { use_of: args.nodes.choice(), ..NodeWish::default() };
+    let session = Session::open(&args.model, &args.draft, &args.projector, packs, nodes, console)?;
     let answer = if args.json {
         let answer = session.answer(&prompt, &args.sampling, &interrupt, &mut ())?;
         let mut out = std::io::stdout().lock();

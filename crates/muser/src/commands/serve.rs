@@ -19,6 +19,7 @@ use tokio::sync::oneshot;
 use crate::cli::ServeArgs;
 use crate::engine::{self, EngineParts, Started};
 use crate::model_file::{BUNDLED_NAME, ModelSource};
+use crate::nodes::{NodeWish, Nodes};
 use crate::output::{Console, HintExt as _, usage_error};
 use crate::packs::{self, PackFolder};
 
@@ -93,7 +94,7 @@ async fn serve(
         return Err(error);
     }
     if watcher.is_finished()
-        && let Ok(Some((engine, packs))) = watcher.await
+        && let Ok(Some(Loaded { engine, packs, nodes })) = watcher.await
     {
         if let Some(packs) = packs.filter(|_| in_time) {
             // The engine copies out what is still to be kept, so it stops afterwards.
@@ -103,6 +104,7 @@ async fn serve(
                 () = asked_to_stop() => {}
             }
         }
+        drop(nodes);
         engine.shut_down(Shutdown::Cancel);
         engine.join(Duration::from_secs(2));
     }
@@ -153,7 +155,7 @@ async fn reload_when_asked(reloader: Reloader, console: Console) {
 async fn reload_when_asked(_: Reloader, _: Console) {}
 
 /// Completes at the first Ctrl-C or SIGTERM, and when the terminal that it was started from is closed.
-async fn asked_to_stop() {
+pub(super) async fn asked_to_stop() {
     #[cfg(unix)]
     {
         let Ok(mut terminate) = signal::unix::signal(signal::unix::SignalKind::terminate()) else {
@@ -275,7 +277,7 @@ fn load(
     source: &ModelSource,
     app: &SharedApp,
     console: &Console,
-) -> anyhow::Result<(EngineHandle, Option<PackUse>)> {
+) -> anyhow::Result<Loaded> {
     let model = source.load()?;
     let geometry = &model.geometry;
     let file = Arc::clone(&model.file);
@@ -293,6 +295,7 @@ fn load(
         projector: &args.projector,
         packs: (args.packs.as_os_str() != "off")
             .then(|| (PackFolder::from_flag(args.packs.clone()), &args.pack_store)),
+        nodes: NodeWish { use_of: args.nodes.choice(), listen: args.node_listen, ..NodeWish::default() },
         parallel: args.parallel,
         itl_target: args.itl_target,
         config: EngineConfig {
@@ -302,7 +305,7 @@ fn load(
             ..EngineConfig::default()
         },
     };
-    let Started { engine, packs, draft, projector } =
+    let Started { engine, packs, nodes, draft, projector } =
         engine::start(&model, source, parts, console).with_context(|| source.label())?;
     for reason in draft.passed_over {
         tracing::warn!("{reason}");
@@ -327,7 +330,14 @@ fn load(
         }));
     }
     app.load(facts, text, Arc::new(LiveEngine::new(engine.clone(), device)));
-    Ok((engine, packs))
+    Ok(Loaded { engine, packs, nodes })
+}
+
+/// What runs until the server stops.
+struct Loaded {
+    engine: EngineHandle,
+    packs: Option<PackUse>,
+    nodes: Option<Nodes>,
 }
 
 /// The model's name in answers: the file's name without what only matters on a disk.

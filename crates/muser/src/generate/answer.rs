@@ -41,6 +41,8 @@ pub struct Answer {
     pub cached_tokens: u32,
     /// Tokens whose state came from packs.
     pub restored_tokens: u32,
+    /// Of these, tokens that other nodes read.
+    pub handed_tokens: u32,
     /// `stop`, `tool_calls`, `length`, `context`, `interrupted`, `deadline`.
     pub finish_reason: &'static str,
     /// Tokens for each pass of the model over its weights, after the first: 1 unless a draft's proposals count.
@@ -217,6 +219,7 @@ impl Answer {
             prompt_tokens: 0,
             cached_tokens: 0,
             restored_tokens: 0,
+            handed_tokens: 0,
             finish_reason: "interrupted",
             tokens_per_target_pass: 1.0,
             draft: None,
@@ -256,6 +259,7 @@ impl Answer {
         self.prompt_tokens = usage.prompt_tokens;
         self.cached_tokens = usage.cached_tokens;
         self.restored_tokens = usage.restored_tokens;
+        self.handed_tokens = usage.handed_tokens;
         self.finish_reason = match finished.reason {
             FinishReason::Stop(_) | FinishReason::StopWatch if !self.tool_calls.is_empty() => "tool_calls",
             FinishReason::Stop(_) | FinishReason::StopWatch => "stop",

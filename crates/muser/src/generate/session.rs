@@ -12,6 +12,7 @@ use muser_text::{ChatTemplate, Tokenizer};
 use crate::cli::{DraftArgs, ModelArgs, PackStoreArgs, Parallel, ProjectorArgs};
 use crate::engine::{self, EngineParts, Started};
 use crate::model_file::ModelSource;
+use crate::nodes::{NodeWish, Nodes};
 use crate::output::Console;
 use crate::packs::{self, PackFolder};
 
@@ -25,6 +26,8 @@ pub struct Session {
     pub engine: EngineHandle,
     /// Where prompts and answers are kept, if they are.
     pub packs: Option<PackUse>,
+    /// Its node, if it hands prompts to others.
+    pub nodes: Option<Nodes>,
     /// What messages call the model.
     pub label: String,
     /// What messages call its draft, if it has one.
@@ -43,6 +46,7 @@ impl Session {
         drafting: &DraftArgs,
         seeing: &ProjectorArgs,
         packs: Option<(PackFolder, &PackStoreArgs)>,
+        nodes: NodeWish,
         console: &Console,
     ) -> anyhow::Result<Self> {
         let source = ModelSource::choose(args.model.as_deref(), console)?;
@@ -64,6 +68,7 @@ impl Session {
                 draft: drafting,
                 projector: seeing,
                 packs,
+                nodes,
                 parallel: Parallel::Fixed(1),
                 itl_target: None,
                 config: EngineConfig::default(),
@@ -73,7 +78,7 @@ impl Session {
             (text, engine)
         });
         let (tokenizer, template) = text.with_context(|| source.label())?;
-        let Started { engine, packs, draft, projector } = engine.with_context(|| source.label())?;
+        let Started { engine, packs, nodes, draft, projector } = engine.with_context(|| source.label())?;
         let sight = match &engine.limits().tower {
             Some(tower) => Ok(Reader::new(tower.clone(), seeing.image_max_tokens)),
             None => Err(projector
@@ -93,6 +98,7 @@ impl Session {
             template,
             engine,
             packs,
+            nodes,
             label: source.label(),
             draft: draft.label,
             sight,
@@ -102,6 +108,9 @@ impl Session {
 
     /// Waits for what is being published and says what went wrong with it.
     pub fn keep(&self, console: &Console) {
+        if let Some(nodes) = &self.nodes {
+            nodes.remarks(console);
+        }
         let Some(packs) = &self.packs else { return };
         if !packs.flush(packs::FLUSH_LIMIT) {
             console.warning("the packs were not written in time: the next run reads more than it had to");
