@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use muser_backend::arith::attention::StoredHead;
-use muser_backend::conformance::{Random, agreement, import_continues, row_invariance};
+use muser_backend::conformance::{Random, agreement, import_continues, row_invariance, with_factor_on_table};
 use muser_backend::kv_layout::HeadLayout;
 use muser_backend::{
     DraftExecutor, ExecError, Executor, ExecutorInfo, KvCapacity, KvType, ReferenceExecutor, Row, RowInput,
@@ -390,9 +390,13 @@ fn types() -> Outcome {
         ..Preset::Tiny.geometry()
     };
     let mut equal = Vec::new();
-    for ty in GgmlType::all().filter(|ty| ty.is_decodable() && *ty != GgmlType::Q8_K) {
+    let types = GgmlType::all().filter(|ty| ty.is_decodable() && *ty != GgmlType::Q8_K);
+    for (ty, factor) in types.map(|ty| (ty, false)).chain([(GgmlType::NVFP4, true), (GgmlType::Q4_K, true)]) {
         let file = GgufFile::from_bytes(synth::tiny(&g, ty, 1)?)?;
-        let model = Model::from_gguf(Arc::new(file))?;
+        let mut model = Model::from_gguf(Arc::new(file))?;
+        if factor {
+            model = with_factor_on_table(&model);
+        }
         let mut cpu = CpuExecutor::new(model.clone(), cpu_defaults())?;
         let mut cuda = CudaExecutor::new(&model, CudaOptions { max_rows: 128, ..defaults() })?;
         let ids: Vec<u32> = (0..40u32).map(|i| (i * 97 + 11) % g.vocab as u32).collect();
@@ -400,7 +404,7 @@ fn types() -> Outcome {
         if a.bits != b.bits {
             return Err(format!("{}: ids {:?}, expected {:?}, or other bits", ty.name(), b.ids, a.ids).into());
         }
-        equal.push(ty.name());
+        equal.push(format!("{}{}", ty.name(), if factor { ", factor on the table" } else { "" }));
     }
     Ok(json!({ "equal_logits_and_kv_bytes": equal }))
 }

@@ -4,6 +4,7 @@
 //! the page cache or the disk sets the pace. The embedding table stays in the file's format (rows are looked up).
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 
 use muser_backend::arith::MatrixRole;
@@ -308,6 +309,7 @@ pub(crate) fn upload(
         while first < job.matrix.rows {
             let rows = rows_per_chunk.min(job.matrix.rows - first);
             let chunk = &bytes[first * row_bytes..][..rows * row_bytes];
+            check_scales(job.matrix, first..first + rows)?;
             let slot = &mut slots[turn % 2];
             turn += 1;
             slot.stream.synchronize()?;
@@ -350,9 +352,29 @@ pub(crate) fn upload(
     Ok(unfit.map(|(job, _)| job.matrix.name.clone()).collect())
 }
 
+/// [`Matrix::check_scales`] by several threads, like the copy that follows it.
+fn check_scales(matrix: &Matrix, rows: Range<usize>) -> Result<(), CudaError> {
+    if !matches!(matrix.ty, GgmlType::NVFP4 | GgmlType::MXFP4) {
+        return Ok(());
+    }
+    let share = rows.len().div_ceil(copy_threads()).max(1);
+    let checked = std::thread::scope(|scope| {
+        let parts = rows.clone().step_by(share).map(|from| from..(from + share).min(rows.end));
+        let threads: Vec<_> = parts.map(|part| scope.spawn(|| matrix.check_scales(part))).collect();
+        threads
+            .into_iter()
+            .try_for_each(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    });
+    checked.map_err(|error| CudaError::Unsupported(error.to_string()))
+}
+
+fn copy_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(8)
+}
+
 /// One thread cannot read a map at the speed of the bus (page faults), so several do.
 pub(crate) fn copy_in_parallel<T: Copy + Send + Sync>(from: &[T], to: &mut [T]) {
-    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(8);
+    let threads = copy_threads();
     let share = from.len().div_ceil(threads).max((1 << 20) / size_of::<T>());
     if from.len() <= share {
         to[..from.len()].copy_from_slice(from);
