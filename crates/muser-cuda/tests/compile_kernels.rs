@@ -13,17 +13,18 @@ use muser_cuda::nvrtc;
 /// Kernels that spill a little, by architecture: where 512 threads leave 128 registers to two accumulators of 32 rows x
 /// 32 tokens, where a row of up to 32 warps leaves 64, and where a warp that fetches for others has few. What spills are addresses,
 /// outside the inner loop.
-const KNOWN_SPILLS: [(&str, &[u32]); 30] = [
+const KNOWN_SPILLS: [(&str, &[u32]); 31] = [
     ("many_f32", &[80]),
     ("many_f16", &[80]),
     ("many_bf16", &[80]),
     ("tower_attend_96", &[86, 89, 90]),
     ("tower_attend_128", &[80, 86, 89, 90]),
+    ("few_q4k_16", &[80]),
     ("few_q5k_16", &[80, 90]),
     ("many_q4k", &[90, 100]),
     ("many_q5k", &[90, 100]),
     ("many_q6k", &[90, 100, 120]),
-    ("many_nv4", &[120]),
+    ("many_nv4", &[90, 120]),
     ("many_q80", &[100]),
     ("few_nv4_16", &[80, 120]),
     ("few_q6k_16", &[120]),

@@ -119,6 +119,9 @@ fn try_card(_model: &Model, args: &ModelArgs) -> Result<(Box<dyn Executor>, Stri
 fn try_wgpu(model: &Model, args: &ModelArgs) -> Result<(Box<dyn Executor>, String), String> {
     use muser_wgpu::AdapterKind;
     let none = || Err("there is no other GPU with a driver for Vulkan or Metal".to_owned());
+    if !gpu_nodes() {
+        return none();
+    }
     let Some(facts) = muser_wgpu::adapters().into_iter().next() else { return none() };
     let kv = kv_type(args).map_err(|error| error.to_string())?;
     match facts.kind {
@@ -141,6 +144,20 @@ fn try_wgpu(model: &Model, args: &ModelArgs) -> Result<(Box<dyn Executor>, Strin
         Ok(executor) => Ok((executor, facts.name)),
         Err(error) => Err(format!("{} cannot be used: {error:#}", facts.name)),
     }
+}
+
+/// May there be a GPU at all? Asking drivers takes a while, and some write to the terminal where there is no screen.
+#[cfg(feature = "wgpu")]
+fn gpu_nodes() -> bool {
+    if !cfg!(target_os = "linux") {
+        return true;
+    }
+    let is_node = |folder: &str, name: &str| {
+        std::fs::read_dir(folder).is_ok_and(|entries| {
+            entries.flatten().any(|entry| entry.file_name().to_string_lossy().starts_with(name))
+        })
+    };
+    is_node("/dev/dri", "render") || is_node("/dev", "nvidia") || std::path::Path::new("/dev/dxg").exists()
 }
 
 #[cfg(not(feature = "wgpu"))]

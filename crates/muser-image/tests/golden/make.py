@@ -5,7 +5,7 @@
 
 GOLDEN holds what transformers 5.24.0 with torchvision 0.27.1 made (preprocess/, preprocess.tsv, preprocess.safetensors and
 vision-tiny.safetensors: pictures, grids, resized bytes). Copied from there:
-  OUT/NN.png, OUT/tNN.webp   40 + 8 pictures; the 8 as lossless WebP (three of the 11 are large and show nothing new)
+  OUT/NN.png, OUT/tNN.webp   38 + 7 pictures; the 7 as lossless WebP (of 40 + 11; the others are large and show nothing new)
   OUT/pictures.tsv           file, height, width, rows, columns, SHA-256 of the decoded RGB and of the resized bytes
   OUT/grids.bin              2,000 times height, width, rows, columns as little-endian u16
 Made here, with Pillow 13.0.0 as the yardstick:
@@ -25,9 +25,11 @@ def copied(golden, out):
     z, lines = load_file(f"{golden}/vision-tiny.safetensors"), []
     for line in open(f"{golden}/preprocess.tsv").read().splitlines()[1:]:
         f, _, h, w, rows, cols, rgb, resized = line.split("\t")
+        if f in ("14.png", "15.png"):
+            continue
         open(f"{out}/{f}", "wb").write(open(f"{golden}/preprocess/{f}", "rb").read())
         lines.append((f, h, w, rows, cols, rgb, resized))
-    for i in (i for i in range(11) if i not in (3, 4, 6)):
+    for i in (i for i in range(11) if i not in (2, 3, 4, 6)):
         a = z.get(f"{i}.rgba", z[f"{i}.rgb"])
         f, (gh, gw) = f"t{i:02}.webp", z[f"{i}.grid"]
         Image.fromarray(a).save(f"{out}/{f}", lossless=True, quality=100, method=6, exact=True)
