@@ -1,7 +1,7 @@
 //! wgpu executor: any GPU with Vulkan or Metal, with the CPU's bits.
 //!
-//! Kernels are WGSL (`shaders/`), put together by [`text`] and translated for the device by wgpu at run time; nothing is linked.
-//! Floats are rounded in one place, `shaders/prelude.wgsl`, in forms that a probe of the device chooses ([`probe`]), so that every
+//! Kernels are WGSL (`shaders/`), put together by `text` and translated for the device by wgpu at run time; nothing is linked.
+//! Floats are rounded in one place, `shaders/prelude.wgsl`, in forms that a probe of the device chooses (`probe`), so that every
 //! accepted adapter computes what `muser_backend::arith` says, bit for bit.
 
 mod activations;
