@@ -7,7 +7,7 @@
 //! cuda_check types                      models of every weight type against the CPU backend: logits and KV bytes
 //! cuda_check memory MODEL               asks for more memory than the card has; everything goes on afterwards
 //! cuda_check agree MODEL [POSITIONS]    logits against the scalar reference executor
-//! cuda_check synth FILE [MIX [PRESET]]  full-size synthetic Q4_K_M file; MIX and PRESET as in `muser synth`, the head of nvfp4 is Q6_K
+//! cuda_check synth FILE [MIX [PRESET]]  full-size synthetic Q4_K_M file; MIX and PRESET as in `muser synth`
 //! cuda_check greedy MODEL [TOKENS]      greedy ids of ten prompts against the CPU backend: ids, logits and KV bytes
 //! cuda_check same MODEL [POSITIONS]     random ids against the CPU backend: logits and KV bytes
 //! cuda_check speed MODEL NAME COMMIT DATE  decode and prefill against a plain read of device memory, as a receipt
@@ -207,12 +207,9 @@ fn make(file: &str, mix: Option<&str>, preset: Option<&str>) -> Outcome {
     let preset = preset.unwrap_or("30b");
     let preset = Preset::from_name(preset).ok_or_else(|| format!("no preset {preset}"))?;
     let mut options = SynthOptions::new(preset, mix);
-    let head = match mix {
-        Mix::Medium(GgmlType::Q4_K) => Some(GgmlType::Q5_K),
-        Mix::Uniform(GgmlType::NVFP4) => Some(GgmlType::Q6_K),
-        _ => None,
-    };
-    options.overrides = head.map(|ty| ("^output.".to_owned(), ty)).into_iter().collect();
+    if mix == Mix::Medium(GgmlType::Q4_K) {
+        options.overrides = vec![("^output.".to_owned(), GgmlType::Q5_K)];
+    }
     let bytes = synth::write(file, &options, &mut |_, _| ())?;
     Ok(json!({ "bytes": bytes, "seconds": start.elapsed().as_secs_f64() }))
 }

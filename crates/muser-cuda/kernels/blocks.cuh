@@ -26,12 +26,6 @@ DEVICE float nvfp4_scale(u32 x) {
   return __fmul_rn((float)(e ? 8 + m : m), __uint_as_float(((e ? e : 1) + 116) << 23));  // m / 8 * 2^(e - 7) / 2
 }
 
-// The same number in steps of 2^-9.
-DEVICE int nvfp4_integer(u32 x) {
-  const u32 e = x >> 3 & 15, m = x & 7;
-  return (x & 0x7F) == 0x7F ? 0 : (int)(e ? (8 + m) << (e - 1) : m);
-}
-
 DEVICE int block_len(int type) {
   switch (type) {
     case F32: case F16: case BF16: return 1;

@@ -234,6 +234,12 @@ DEVICE void scale_min(const u8* s, int j, u32& sc, u32& mn) {
   }
 }
 
+// --- scale of a group of NVFP4: the E4M3 number in steps of 2^-9, sign ignored, NaN taken as 0
+DEVICE int nvfp4_integer(u32 x) {
+  const u32 e = x >> 3 & 15, m = x & 7;
+  return (x & 0x7F) == 0x7F ? 0 : (int)(e ? (8 + m) << (e - 1) : m);
+}
+
 // --- tensor cores
 DEVICE void mma32_u8s8(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"

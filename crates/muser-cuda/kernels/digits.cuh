@@ -5,6 +5,8 @@
 // Shared memory of a warp beside its tile, for NVFP4's scales as integers.
 __device__ constexpr int digit_scratch_bytes(int qt) { return qt == NV4 ? 512 : 0; }
 
+template <int QT> __device__ constexpr bool has_mins() { return QT == Q4K || QT == Q5K; }
+
 // The digits of a warp's row tile, group of 32 by group.
 template <int QT> struct Digits;
 template <bool FIVE> struct DigitsMin {

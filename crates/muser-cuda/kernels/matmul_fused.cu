@@ -27,7 +27,6 @@ struct FusedArgs {
   u32 row_tiles, kb, segments, n, first_row, out_rows;
 };
 
-template <int QT> __device__ constexpr bool has_mins() { return QT == Q4K || QT == Q5K; }
 template <int QT> __device__ constexpr int fused_sum_bytes() { return has_mins<QT>() ? 32 : 0; }  // of a token
 template <int QT, int N, int GROUPS> __device__ constexpr int fused_slot_bytes() {
   return (N * (256 + fused_sum_bytes<QT>() + 4) + GROUPS * 4 * tile_bytes(QT) + 1023) & ~1023;

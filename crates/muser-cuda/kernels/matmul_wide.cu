@@ -42,7 +42,7 @@ template <int QT> __device__ constexpr int slots() { return QT == ROUNDED ? 6 : 
 template <int QT> __device__ constexpr int slot_bytes() { return ACT_BYTES + digits<QT>() * DIGIT_BYTES; }
 template <int QT> __device__ constexpr int total_bytes() { return QT == ROUNDED ? 0 : 64 * CONSUMERS * 4; }
 template <int QT> __device__ constexpr int image_bytes() { return 2 * digits<QT>() * DIGIT_BYTES; }  // of 128 rows x 256
-template <int QT> __device__ constexpr int sum_bytes() { return QT == Q4K || QT == Q5K ? TOKENS * 32 : 0; }
+template <int QT> __device__ constexpr int sum_bytes() { return has_mins<QT>() ? TOKENS * 32 : 0; }
 template <int QT> __device__ constexpr int meta_bytes() { return QT == ROUNDED ? 64 : QT == Q6K ? 32 : 256; }   // of a row tile
 template <int QT> __device__ constexpr int meta_at() { return QT == Q6K ? 3328 : QT == Q5K ? 2560 : 2048; }
 template <int QT> __device__ constexpr int scale_bytes() { return sum_bytes<QT>() + TOKENS * 4 + ROW_TILES * meta_bytes<QT>(); }

@@ -44,10 +44,7 @@ DEVICE int code8(const u8* b, int type, int i) {
 }
 
 // Scale j of 256 values of NVFP4 in steps of 2^-9, and how many of the zeros that all 16 end with are taken off.
-DEVICE u32 scale_nv4(const u8* b, int j) {
-  const u32 x = b[36 * (j >> 2) + (j & 3)] & 0x7F, e = x >> 3, m = x & 7;
-  return x == 0x7F ? 0 : e ? (8 + m) << (e - 1) : m;
-}
+DEVICE u32 scale_nv4(const u8* b, int j) { return nvfp4_integer(b[36 * (j >> 2) + (j & 3)]); }
 DEVICE u32 shift_nv4(const u8* b) {
   u32 all = 0;
   for (int j = 0; j < 16; j++) all |= scale_nv4(b, j);

@@ -654,9 +654,7 @@ fn wide_shared_bytes(tile: Tile, rounded: bool) -> u32 {
     let slot = (WIDE_TOKENS + digits * WIDE_ROWS) * 128;
     let scales = match tile {
         _ if rounded => (WIDE_TOKENS + WIDE_ROWS) * 4,
-        Tile::Q6K => WIDE_TOKENS * 4 + 8 * 32,
-        Tile::Nv4 => WIDE_TOKENS * 4 + 8 * 256,
-        _ => WIDE_TOKENS * 36 + 8 * 256,
+        _ => WIDE_TOKENS * (4 + tile.sum_bytes()) + 8 * if tile == Tile::Q6K { 32 } else { 256 },
     };
     let totals = if rounded { 0 } else { WIDE_TOKENS * WIDE_ROWS * 4 };
     slots * slot + 2 * scales + totals + (slots + 2) * 16

@@ -33,16 +33,10 @@ fn cpu(model: Model, args: &ModelArgs, kv: KvType) -> anyhow::Result<Box<dyn Exe
 /// What `auto` finds: a card that holds the model and computes right, else nothing, which means the CPU. One line on the
 /// console says which and why.
 pub fn card(model: &Model, args: &ModelArgs, console: &Console) -> Option<Box<dyn Executor>> {
-    let found = try_card(model, args).or_else(|no_cuda| {
+    let found = try_card(model, args).or_else(|no_cuda| match args.threads {
         // What `--threads` asks for has been said.
-        let no_wgpu = match args.threads {
-            Some(_) => None,
-            None => match try_wgpu(model, args) {
-                Ok(found) => return Ok(found),
-                Err(why) => Some(why),
-            },
-        };
-        Err(no_wgpu.map_or(no_cuda.clone(), |no_wgpu| format!("{no_cuda}; {no_wgpu}")))
+        Some(_) => Err(no_cuda),
+        None => try_wgpu(model, args).map_err(|no_wgpu| format!("{no_cuda}; {no_wgpu}")),
     });
     match found {
         Ok((executor, name)) => {
