@@ -28,7 +28,7 @@ fn executor(draft: bool) -> ReferenceExecutor {
     let model = Model::load(path("muse-tiny-Q4_K_M.gguf")).unwrap();
     let mut executor = ReferenceExecutor::new(model.clone(), KvType::F32).unwrap();
     if draft {
-        executor.attach_draft(Draft::load(path("muse-tiny-dflash-Q8_0.gguf")).unwrap()).unwrap();
+        executor.attach_draft(Draft::load(muser_testkit::muse_tiny_draft()).unwrap()).unwrap();
     }
     executor.allocate_kv(KvCapacity { full: 2, sliding: 2 }).unwrap();
     executor

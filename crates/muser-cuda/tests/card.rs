@@ -39,7 +39,7 @@ fn executor(model: &Model, kv: KvType) -> Box<dyn Executor> {
 }
 
 fn tiny_draft() -> Draft {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/muse-tiny-dflash-Q8_0.gguf");
+    let path = muser_testkit::muse_tiny_draft();
     Draft::load(path).expect("the draft in the repository loads")
 }
 
@@ -139,7 +139,7 @@ fn rows_of_pictures_are_those_of_the_cpu() {
         return;
     }
     let model = tiny();
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/mmproj-muse-tiny-Q8_0.gguf");
+    let path = muser_testkit::muse_tiny_projector();
     let projector = Projector::load(path).expect("the projector in the repository loads");
     let mut cpu = CpuExecutor::new(model.clone(), CpuOptions::default()).expect("loads");
     let mut cuda = executor(&model, KvType::Int16);

@@ -44,7 +44,7 @@ fn engine(proposals: Option<usize>, parallel: usize) -> EngineHandle {
     let options = CpuOptions { threads: Some(1), ..CpuOptions::default() };
     let mut executor = CpuExecutor::new(model, options).expect("it runs everywhere");
     if proposals.is_some() {
-        let draft = Draft::load(file("muse-tiny-dflash-Q8_0.gguf")).expect("the bundled draft loads");
+        let draft = Draft::load(muser_testkit::muse_tiny_draft()).expect("the bundled draft loads");
         executor.attach_draft(draft).expect("it fits");
     }
     let config = EngineConfig {

@@ -22,7 +22,7 @@ fn run(proposals: usize) -> Vec<(Vec<(u32, u64)>, Usage)> {
     let model = Model::load(file("muse-tiny-Q4_K_M.gguf")).expect("the bundled model loads");
     let geometry = model.geometry.clone();
     let mut executor = ReferenceExecutor::new(model, KvType::F32).expect("it runs everything");
-    let draft = Draft::load(file("muse-tiny-dflash-Q8_0.gguf")).expect("the bundled draft loads");
+    let draft = Draft::load(muser_testkit::muse_tiny_draft()).expect("the bundled draft loads");
     executor.attach_draft(draft).expect("it fits");
     let config = EngineConfig {
         draft_length: DraftLength::Fixed(proposals),

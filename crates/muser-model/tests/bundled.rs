@@ -30,7 +30,7 @@ fn the_bundled_model_loads() {
 #[test]
 fn the_bundled_draft_fits_the_bundled_model() {
     let model = Model::load(models().join("muse-tiny-Q4_K_M.gguf")).expect("the bundled model loads");
-    let draft = Draft::load(models().join("muse-tiny-dflash-Q8_0.gguf")).expect("the bundled draft loads");
+    let draft = Draft::load(muser_testkit::muse_tiny_draft()).expect("the bundled draft loads");
     draft.check_target(&model).expect("they fit");
     let c = &draft.config;
     assert_eq!((c.block_size, c.max_draft(), c.target_layers.as_slice()), (8, 7, &[2, 4, 7][..]));

@@ -26,7 +26,7 @@ fn executor(threads: usize, with_draft: bool) -> (Model, CpuExecutor) {
         executor.attach_draft(support::draft()).expect("it fits");
     }
     let projector =
-        Projector::load(models().join("mmproj-muse-tiny-Q8_0.gguf")).expect("the bundled projector loads");
+        Projector::load(muser_testkit::muse_tiny_projector()).expect("the bundled projector loads");
     executor.attach_projector(projector, PositionRule::Raster).expect("it fits");
     (model, executor)
 }

@@ -45,12 +45,30 @@ pub fn muse_tiny() -> PathBuf {
 
 /// The draft that belongs to it.
 pub fn muse_tiny_draft() -> PathBuf {
-    models().join("muse-tiny-dflash-Q8_0.gguf")
+    unpacked("muse-tiny-dflash-Q8_0.gguf", 5_998_048)
 }
 
 /// The projector that belongs to it.
 pub fn muse_tiny_projector() -> PathBuf {
-    models().join("mmproj-muse-tiny-Q8_0.gguf")
+    unpacked("mmproj-muse-tiny-Q8_0.gguf", 5_608_192)
+}
+
+/// A compressed file of the tree as it was, below `target/`, where the first test that asks for it puts it.
+fn unpacked(name: &str, len: u64) -> PathBuf {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target/test-cache");
+    let path = folder.join(name);
+    if path.metadata().is_ok_and(|found| found.len() == len) {
+        return path;
+    }
+    let packed = std::fs::File::open(models().join(format!("{name}.zst"))).expect("a file of the tree");
+    let mut decoder = ruzstd::decoding::StreamingDecoder::new(packed).expect("zstd");
+    // Tests run beside each other in processes of their own: each writes its own copy, and the last rename stands.
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let own = folder.join(format!("{name}.{}", std::process::id()));
+    let mut file = std::fs::File::create(&own).expect("a file");
+    assert_eq!(std::io::copy(&mut decoder, &mut file).expect("is whole"), len, "{name}");
+    std::fs::rename(&own, &path).expect("a name");
+    path
 }
 
 #[cfg(test)]

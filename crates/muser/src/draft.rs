@@ -138,7 +138,7 @@ mod tests {
         let (outcome, attached) = try_attach(&CompanionChoice::Auto, &source);
         assert!(!attached && outcome.expect("auto never fails").passed_over.len() == 1);
         let good = folder.path().join("dflash-muse.gguf");
-        std::fs::copy(models().join("muse-tiny-dflash-Q8_0.gguf"), &good).expect("a copy");
+        std::fs::copy(muser_testkit::muse_tiny_draft(), &good).expect("a copy");
         let (outcome, attached) = try_attach(&CompanionChoice::Auto, &source);
         let outcome = outcome.expect("auto never fails");
         assert!(attached && outcome.label == Some(good.display().to_string()), "{outcome:?}");

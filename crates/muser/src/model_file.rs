@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use muser_gguf::GgufFile;
+use muser_gguf::{GgufError, GgufFile};
 use muser_hub::ModelStore;
-use muser_model::Model;
+use muser_model::{Model, ModelError};
 
 use crate::env_vars;
 use crate::output::{Console, HintExt as _};
@@ -105,23 +105,22 @@ fn pulled_default() -> anyhow::Result<Option<PathBuf>> {
     }
 }
 
-/// Opens the draft of the bundled model.
-pub type OpenFile = Box<dyn FnOnce() -> Result<GgufFile, muser_model::ModelError>>;
+/// Opens a file that belongs to the bundled model.
+pub type OpenFile = Box<dyn FnOnce() -> Result<GgufFile, ModelError>>;
 
 /// The draft of the bundled model, where this build has one.
 #[cfg(feature = "bundled-model")]
 #[expect(clippy::unnecessary_wraps, reason = "a build without the bundled model may have none")]
 pub fn bundled_draft() -> Option<OpenFile> {
     const BYTES: &[u8] =
-        include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/muse-tiny-dflash-Q8_0.gguf"));
-    Some(Box::new(|| Ok(GgufFile::from_bytes(BYTES)?)))
+        include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/muse-tiny-dflash-Q8_0.gguf.zst"));
+    Some(Box::new(|| unpacked("the bundled draft", BYTES)))
 }
 
 /// The draft of the bundled model, if it lies where that model does.
 #[cfg(not(feature = "bundled-model"))]
 pub fn bundled_draft() -> Option<OpenFile> {
-    let path = find_beside("muse-tiny-dflash-Q8_0.gguf")?;
-    Some(Box::new(move || Ok(GgufFile::open(path)?)))
+    companion("muse-tiny-dflash-Q8_0.gguf")
 }
 
 /// The projector of the bundled model, where this build has one.
@@ -129,15 +128,38 @@ pub fn bundled_draft() -> Option<OpenFile> {
 #[expect(clippy::unnecessary_wraps, reason = "a build without the bundled model may have none")]
 pub fn bundled_projector() -> Option<OpenFile> {
     const BYTES: &[u8] =
-        include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/mmproj-muse-tiny-Q8_0.gguf"));
-    Some(Box::new(|| Ok(GgufFile::from_bytes(BYTES)?)))
+        include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/mmproj-muse-tiny-Q8_0.gguf.zst"));
+    Some(Box::new(|| unpacked("the bundled projector", BYTES)))
 }
 
 /// The projector of the bundled model, if it lies where that model does.
 #[cfg(not(feature = "bundled-model"))]
 pub fn bundled_projector() -> Option<OpenFile> {
-    let path = find_beside("mmproj-muse-tiny-Q8_0.gguf")?;
-    Some(Box::new(move || Ok(GgufFile::open(path)?)))
+    companion("mmproj-muse-tiny-Q8_0.gguf")
+}
+
+/// A compressed GGUF file in memory.
+fn unpacked(name: &str, bytes: &[u8]) -> Result<GgufFile, ModelError> {
+    let fault = |source: std::io::Error| GgufError::Io { path: name.into(), source };
+    let mut file = Vec::with_capacity(bytes.len() + bytes.len() / 4);
+    let mut decoder = ruzstd::decoding::StreamingDecoder::new(bytes)
+        .map_err(|error| fault(std::io::Error::new(std::io::ErrorKind::InvalidData, error.to_string())))?;
+    std::io::copy(&mut decoder, &mut file).map_err(fault)?;
+    Ok(GgufFile::from_bytes(file)?)
+}
+
+/// A file that lies where the bundled model does, as it is or compressed.
+#[cfg(not(feature = "bundled-model"))]
+fn companion(name: &str) -> Option<OpenFile> {
+    if let Some(path) = find_beside(name) {
+        return Some(Box::new(move || Ok(GgufFile::open(path)?)));
+    }
+    let path = find_beside(&format!("{name}.zst"))?;
+    Some(Box::new(move || {
+        let name = path.display().to_string();
+        let bytes = std::fs::read(&path).map_err(|source| GgufError::Io { path: name.clone(), source })?;
+        unpacked(&name, &bytes)
+    }))
 }
 
 /// Files beside a model that are looked into.

@@ -162,7 +162,7 @@ mod tests {
             );
         }
         let good = folder.path().join("mmproj-muse.gguf");
-        std::fs::copy(models().join("mmproj-muse-tiny-Q8_0.gguf"), &good).expect("a copy");
+        std::fs::copy(muser_testkit::muse_tiny_projector(), &good).expect("a copy");
         let (outcome, attached) = try_attach(CompanionChoice::Auto, &source);
         assert!(attached && outcome.label == Some(good.display().to_string()), "{outcome:?}");
     }

@@ -120,7 +120,7 @@ fn a_pack_belongs_to_the_draft_it_was_made_with() {
     let home = Home::new();
     let prompt = prompt();
     let args = [prompt.as_str(), "--raw", "--temp", "0", "-n", "8", "--pack"];
-    let draft = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/muse-tiny-dflash-Q8_0.gguf");
+    let draft = muser_testkit::muse_tiny_draft();
     let draft = draft.to_str().expect("a path");
     let with_draft = [&args[..], &["--draft", draft]].concat();
     let without = [&args[..], &["--draft", "off"]].concat();

@@ -131,8 +131,7 @@ fn a_synthetic_projector_lies_beside_its_model_and_an_image_has_a_price() {
 #[test]
 fn a_file_that_cannot_run_is_described_with_the_reason() {
     let home = Home::new();
-    let draft =
-        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/muse-tiny-dflash-Q8_0.gguf");
+    let draft = muser_testkit::muse_tiny_draft();
     let draft = draft.display().to_string();
     let shown = home.run(["inspect", &draft]).success();
     assert!(shown.contains("runs          no: ") && shown.contains("a draft model"), "{shown}");

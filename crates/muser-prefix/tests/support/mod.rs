@@ -78,7 +78,7 @@ pub fn load() -> (Model, CpuExecutor) {
 
 /// The bundled draft.
 pub fn draft() -> Draft {
-    Draft::load(models().join("muse-tiny-dflash-Q8_0.gguf")).expect("the bundled draft loads")
+    Draft::load(muser_testkit::muse_tiny_draft()).expect("the bundled draft loads")
 }
 
 pub fn models() -> PathBuf {

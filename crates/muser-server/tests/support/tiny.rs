@@ -54,14 +54,14 @@ pub fn spawn_drafting(config: EngineConfig) -> (EngineHandle, ModelFacts) {
     let geometry = model.geometry.clone();
     let facts = ModelFacts::of_file("muse-tiny".into(), &model.file, geometry.context, geometry.hidden);
     let mut executor = CpuExecutor::new(model, CpuOptions::default()).expect("the CPU computes");
-    let draft = super::model_path().with_file_name("muse-tiny-dflash-Q8_0.gguf");
+    let draft = muser_testkit::muse_tiny_draft();
     executor.attach_draft(Draft::load(draft).expect("the bundled draft loads")).expect("it fits");
     let config = EngineConfig { draft_length: muser_engine::DraftLength::Fixed(4), ..config };
     (Engine::spawn(Box::new(executor), geometry, config).expect("the engine starts"), facts)
 }
 
 fn see(executor: &mut CpuExecutor) {
-    let file = super::model_path().with_file_name("mmproj-muse-tiny-Q8_0.gguf");
+    let file = muser_testkit::muse_tiny_projector();
     let projector = Projector::load(file).expect("the bundled projector loads");
     executor.attach_projector(projector, PositionRule::Raster).expect("it fits");
 }

@@ -16,7 +16,7 @@ use muser_model::synth::{self, Mix};
 use muser_model::{DflashConfig, Draft, Model};
 
 fn tiny_draft() -> Draft {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/muse-tiny-dflash-Q8_0.gguf");
+    let path = muser_testkit::muse_tiny_draft();
     Draft::load(path).expect("the bundled draft loads")
 }
 
