@@ -2,6 +2,8 @@
 //!
 //! All buffers are flat and reused: building a batch of the same size again allocates nothing.
 
+use std::ops::Range;
+
 use muser_kv::{BLOCK_LEN, BlockId};
 use muser_model::Geometry;
 
@@ -125,6 +127,32 @@ impl StepBatch {
         let index = if values.is_empty() { 0 } else { self.embeddings.len() / values.len() };
         self.embeddings.extend_from_slice(values);
         index as u32
+    }
+
+    /// Makes this the step of some adjacent rows of another one, which computes the same for them if what comes before them has
+    /// been computed. `hidden` is the width of an embedding row.
+    pub fn take_rows(&mut self, from: &StepBatch, rows: Range<usize>, hidden: usize) {
+        self.clear();
+        self.skip_draft_context = from.skip_draft_context;
+        for seq in &from.seqs {
+            let first = seq.first_row as usize;
+            let own = rows.start.max(first)..rows.end.min(first + seq.n_rows as usize);
+            if own.is_empty() {
+                continue;
+            }
+            let start = seq.start_pos + (own.start - first) as u32;
+            self.push_seq(start, from.full_table(seq), seq.sliding_first, from.sliding_table(seq));
+            for row in &from.rows[own] {
+                let input = match row.input {
+                    RowInput::Token(id) => RowInput::Token(id),
+                    RowInput::Embedding(e) => {
+                        let values = &from.embeddings[e as usize * hidden..][..hidden];
+                        RowInput::Embedding(self.push_embedding(values))
+                    }
+                };
+                self.push_row(Row { input, wants: row.wants });
+            }
+        }
     }
 
     /// All rows, sequence by sequence.
@@ -307,6 +335,40 @@ mod tests {
         check(&[1.0, f32::NAN, 2.0], None);
         check(&[1.0, f32::INFINITY], None);
         check(&[f32::NEG_INFINITY, 1.0], None);
+    }
+
+    #[test]
+    fn some_rows_of_a_step_are_a_step() {
+        let mut whole = StepBatch::default();
+        let wants = RowWants { logits: true, ..RowWants::default() };
+        whole.push_seq(300, &[BlockId(4), BlockId(5)], 1, &[BlockId(6)]);
+        for token in 0..3 {
+            whole.push_row(Row { input: RowInput::Token(token), wants });
+        }
+        whole.push_seq(7, &[BlockId(1)], 0, &[BlockId(2)]);
+        for value in 0..3 {
+            let input = RowInput::Embedding(whole.push_embedding(&[value as f32, 0.5]));
+            whole.push_row(Row { input, wants: RowWants::default() });
+        }
+        whole.skip_draft_context();
+        let mut some = StepBatch::default();
+        some.take_rows(&whole, 2..5, 2);
+        let seqs: Vec<_> = some.seqs().iter().map(|s| (s.first_row, s.n_rows, s.start_pos)).collect();
+        assert_eq!(seqs, [(0, 1, 302), (1, 2, 7)]);
+        assert_eq!(some.full_table(&some.seqs()[0]), [BlockId(4), BlockId(5)]);
+        assert_eq!(
+            (some.sliding_table(&some.seqs()[1]), some.seqs()[0].sliding_first),
+            (&[BlockId(2)][..], 1)
+        );
+        let inputs: Vec<_> = some.rows().iter().map(|row| row.input).collect();
+        assert_eq!(inputs, [RowInput::Token(2), RowInput::Embedding(0), RowInput::Embedding(1)]);
+        assert_eq!(some.embeddings(), [0.0, 0.5, 1.0, 0.5]);
+        assert!(some.rows()[0].wants.logits && !some.wants_draft_context());
+        // Cut in two, nothing is lost and nothing is there twice.
+        some.take_rows(&whole, 0..2, 2);
+        assert_eq!((some.rows().len(), some.seqs().len(), some.embeddings().len()), (2, 1, 0));
+        some.take_rows(&whole, 0..6, 2);
+        assert_eq!((some.rows(), some.seqs()), (whole.rows(), whole.seqs()));
     }
 
     #[test]

@@ -14,6 +14,7 @@ mod error;
 mod executor;
 pub mod kv_layout;
 mod kv_type;
+mod part;
 mod reference;
 mod route;
 mod tower;
@@ -29,6 +30,7 @@ pub use draft::{DraftBatch, DraftInfo, DraftSeq, check_draft, draft_mark};
 pub use error::ExecError;
 pub use executor::{DraftExecutor, Executor, ExecutorInfo, LentBlock, TowerExecutor, largest_of_draft};
 pub use kv_type::{KvCapacity, KvType};
+pub use part::{Crossing, LayerRange, PartExecutor, only_a_part};
 pub use reference::ReferenceExecutor;
 pub use route::numeric_route;
 pub use tower::{

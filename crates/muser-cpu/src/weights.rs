@@ -8,8 +8,8 @@
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use muser_backend::ExecError;
 use muser_backend::arith::{MatrixRole, Segments};
+use muser_backend::{ExecError, LayerRange};
 use muser_gguf::GgmlType;
 use muser_model::{Matrix, Model, ModelError};
 
@@ -33,10 +33,11 @@ pub(crate) struct LayerViews {
     pub(crate) ffn_down: MatrixView,
 }
 
-/// All matrices that products read. Views point into the model's map or into `copy`.
+/// The matrices of some layers that products read. Views point into the model's map or into `copy`.
 pub(crate) struct Weights {
     pub(crate) layers: Vec<LayerViews>,
-    pub(crate) output: MatrixView,
+    /// Of the last layers.
+    pub(crate) output: Option<MatrixView>,
     copy: Option<HugeBuffer>,
 }
 
@@ -44,19 +45,28 @@ pub(crate) struct Weights {
 const MARGIN: u64 = 1 << 30;
 
 impl Weights {
-    /// Binds the matrices of `model`, and repacks them if `repack` says so.
-    pub(crate) fn new(model: &Model, repack: Repack, pool: &mut Pool) -> Result<Self, ExecError> {
-        let mut matrices = Vec::with_capacity(8 * model.layers.len() + 1);
-        for l in &model.layers {
+    /// Binds the matrices of a range of `model`, and repacks them if `repack` says so.
+    pub(crate) fn new(
+        model: &Model,
+        range: LayerRange,
+        repack: Repack,
+        pool: &mut Pool,
+    ) -> Result<Self, ExecError> {
+        let mut matrices = Vec::with_capacity(8 * range.count() + 1);
+        for l in &model.layers[range.layers()] {
             matrices.extend([&l.attn_q, &l.attn_k, &l.attn_v, &l.attn_gate].map(|m| (m, MatrixRole::AttnIn)));
             matrices.push((&l.attn_output, MatrixRole::AttnOut));
             matrices.extend([&l.ffn_gate, &l.ffn_up].map(|m| (m, MatrixRole::FfnIn)));
             matrices.push((&l.ffn_down, MatrixRole::FfnDown));
         }
-        matrices.push((&model.output, MatrixRole::Output));
+        if range.has_output() {
+            matrices.push((&model.output, MatrixRole::Output));
+        }
         let Bound { views, copy } = Bound::new(&matrices, repack, pool)?;
         // Nothing else goes over the table.
-        check_all(&[&model.token_embd], pool)?;
+        if range.has_embedding() {
+            check_all(&[&model.token_embd], pool)?;
+        }
         let layers = views.chunks_exact(8).map(|v| LayerViews {
             attn_q: v[0],
             attn_k: v[1],
@@ -67,7 +77,8 @@ impl Weights {
             ffn_up: v[6],
             ffn_down: v[7],
         });
-        Ok(Self { layers: layers.collect(), output: views[views.len() - 1], copy })
+        let output = views.last().copied().filter(|_| range.has_output());
+        Ok(Self { layers: layers.collect(), output, copy })
     }
 
     /// Bytes of the repacked copy; 0 when weights are used from the map.

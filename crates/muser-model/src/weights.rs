@@ -186,7 +186,13 @@ impl Model {
 
     /// All matrices: the table, those of the layers, the vocabulary matrix.
     pub fn matrices(&self) -> impl Iterator<Item = &Matrix> {
-        let of_layers = self.layers.iter().flat_map(|l| {
+        let of_layers = self.matrices_of(0..self.layers.len());
+        std::iter::once(&self.token_embd).chain(of_layers).chain(std::iter::once(&self.output))
+    }
+
+    /// The matrices of some layers.
+    pub fn matrices_of(&self, layers: Range<usize>) -> impl Iterator<Item = &Matrix> {
+        self.layers[layers].iter().flat_map(|l| {
             [
                 &l.attn_q,
                 &l.attn_k,
@@ -197,8 +203,7 @@ impl Model {
                 &l.ffn_up,
                 &l.ffn_down,
             ]
-        });
-        std::iter::once(&self.token_embd).chain(of_layers).chain(std::iter::once(&self.output))
+        })
     }
 }
 

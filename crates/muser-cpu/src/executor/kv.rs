@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use muser_backend::kv_layout::HeadLayout;
-use muser_backend::{ExecError, KvCapacity, KvType, LentBlock};
+use muser_backend::{ExecError, KvCapacity, KvType, LayerRange, LentBlock};
 use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
 use muser_model::Geometry;
 
@@ -175,8 +175,8 @@ impl Drop for Loan {
 }
 
 impl KvStore {
-    /// No blocks yet.
-    pub(crate) fn new(geometry: &Geometry, kv_type: KvType) -> Self {
+    /// Of the layers of a range, which are numbered from 0 here; no blocks yet.
+    pub(crate) fn new(geometry: &Geometry, range: LayerRange, kv_type: KvType) -> Self {
         let mut store = Self {
             kv_type,
             places: Vec::new(),
@@ -187,7 +187,7 @@ impl KvStore {
             sliding: None,
             loans: Arc::default(),
         };
-        for &sliding in &geometry.sliding {
+        for &sliding in &geometry.sliding[range.layers()] {
             let group = if sliding { KvGroup::Sliding } else { KvGroup::Full };
             store.add_layer(group, geometry.kv_heads, geometry.head_dim);
         }
@@ -203,6 +203,11 @@ impl KvStore {
         let heads = Heads { kv_type: self.kv_type, count: kv_heads, dim: head_dim };
         self.places.push(LayerPlace { group, at: *bytes, heads });
         *bytes += heads.bytes();
+    }
+
+    /// Layers.
+    pub(crate) fn layers(&self) -> usize {
+        self.places.len()
     }
 
     /// Bytes of a block of `group`.

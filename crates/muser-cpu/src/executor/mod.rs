@@ -17,9 +17,9 @@ use std::time::Duration;
 use muser_backend::arith::attention as attention_bits;
 use muser_backend::arith::vision::PositionRule;
 use muser_backend::{
-    DraftBatch, DraftExecutor, ExecError, Executor, ExecutorInfo, KvCapacity, KvType, LentBlock, StepBatch,
-    StepOutput, TowerExecutor, TowerImage, TowerInfo, arith, check_projector, draft_mark, largest_of_draft,
-    no_tower, numeric_route,
+    Crossing, DraftBatch, DraftExecutor, ExecError, Executor, ExecutorInfo, KvCapacity, KvType, LayerRange,
+    LentBlock, PartExecutor, StepBatch, StepOutput, TowerExecutor, TowerImage, TowerInfo, arith,
+    check_projector, draft_mark, largest_of_draft, no_tower, numeric_route, only_a_part,
 };
 use muser_gguf::GgmlType;
 use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
@@ -39,7 +39,7 @@ use draft::Drafter;
 use draft::round::RoundTarget;
 use kv::KvStore;
 use plan::Plan;
-use step::{StepContext, ThreadScratch};
+use step::{Cut, StepContext, ThreadScratch};
 use tower::Tower;
 
 /// The numeric route with KV in f16; with digits it is [`numeric_route`].
@@ -91,6 +91,9 @@ pub struct CpuExecutor {
     inverse_frequencies: Vec<f64>,
     drafter: Option<Drafter>,
     tower: Option<Tower>,
+    range: LayerRange,
+    /// Layers whose inputs go over the cut for a draft behind it.
+    taps: Vec<usize>,
     /// Are there matrices of super-block types, of small-block types? A draft's do not count.
     forms: (bool, bool),
     repack: Repack,
@@ -105,6 +108,15 @@ impl CpuExecutor {
     /// # Errors
     /// A type or shape without kernels, an instruction set that is not there, or not enough memory.
     pub fn new(model: Model, options: CpuOptions) -> Result<Self, ExecError> {
+        let whole = LayerRange::whole(model.geometry.layers());
+        Self::part(model, whole, options)
+    }
+
+    /// The same of some layers of `model`.
+    ///
+    /// # Errors
+    /// As with [`Self::new`].
+    pub fn part(model: Model, range: LayerRange, options: CpuOptions) -> Result<Self, ExecError> {
         let isa = match options.isa {
             Some(isa) if !isa.is_supported() => {
                 let what = format!("this processor lacks {}", isa.label());
@@ -113,7 +125,7 @@ impl CpuExecutor {
             Some(isa) => isa,
             None => Isa::from_environment()?,
         };
-        check_shapes(&model)?;
+        check_shapes(&model, range)?;
         let route = match (options.kv, options.kv.digits()) {
             (_, Some(digits)) => {
                 let head_dim = model.geometry.head_dim;
@@ -133,14 +145,14 @@ impl CpuExecutor {
             device: "cpu".into(),
             what: format!("starting threads: {error}"),
         })?;
-        let weights = Weights::new(&model, options.repack, &mut pool)?;
+        let weights = Weights::new(&model, range, options.repack, &mut pool)?;
         let g = &model.geometry;
         let max_rows = options.max_rows.clamp(1, 65536);
-        let classes = || matrices(&model).filter_map(|m| Class::of(m.ty));
+        let classes = || matrices(&model, range).filter_map(|m| Class::of(m.ty));
         let forms = (classes().any(Class::is_super), classes().any(|class| !class.is_super()));
         let buffers = Buffers::new(Widths::of(g), max_rows, forms.0, forms.1);
         let scratch = thread_scratch(pool.threads(), max_rows, g.head_dim, options.kv);
-        let kv = KvStore::new(g, options.kv);
+        let kv = KvStore::new(g, range, options.kv);
         let description = CpuDescription {
             isa,
             supported: Isa::ALL.into_iter().filter(|isa| isa.is_supported()).collect(),
@@ -182,6 +194,8 @@ impl CpuExecutor {
             inverse_frequencies,
             drafter: None,
             tower: None,
+            range,
+            taps: Vec::new(),
             forms,
             repack: options.repack,
             model,
@@ -211,6 +225,7 @@ impl CpuExecutor {
     /// Numbers the rows and sizes the outputs.
     fn place_rows(&mut self, batch: &StepBatch, out: &mut StepOutput) -> usize {
         let (mut logits, mut hidden) = (0, 0);
+        let top = self.range.has_output();
         self.rows.clear();
         let number = |wanted: bool, count: &mut usize| {
             *count += usize::from(wanted);
@@ -222,31 +237,31 @@ impl CpuExecutor {
                 self.rows.push(RowPlace {
                     seq: index,
                     position: seq.start_pos as usize + i,
-                    logits: number(wants.needs_logits(), &mut logits),
-                    hidden: number(wants.hidden, &mut hidden),
+                    logits: number(top && wants.needs_logits(), &mut logits),
+                    hidden: number(top && wants.hidden, &mut hidden),
                 });
             }
         }
-        out.logits.resize(logits * self.info.vocab, 0.0);
-        out.hidden.resize(hidden * self.info.hidden, 0.0);
+        if top {
+            out.logits.resize(logits * self.info.vocab, 0.0);
+            out.hidden.resize(hidden * self.info.hidden, 0.0);
+        }
         logits
     }
-}
 
-impl Executor for CpuExecutor {
-    fn info(&self) -> &ExecutorInfo {
-        &self.info
+    /// Taps that the crossing of a step has room for.
+    fn taps_of(&self, batch: &StepBatch) -> usize {
+        let of_draft = self.drafter.as_ref().map_or(0, |drafter| drafter.config().target_layers.len());
+        if batch.wants_draft_context() { of_draft.max(self.taps.len()) } else { 0 }
     }
 
-    fn allocate_kv(&mut self, capacity: KvCapacity) -> Result<(), ExecError> {
-        self.kv.allocate(capacity)?;
-        if let Some(drafter) = &mut self.drafter {
-            drafter.note_blocks(capacity.sliding);
-        }
-        Ok(())
-    }
-
-    fn step(&mut self, batch: &StepBatch, out: &mut StepOutput) -> Result<(), ExecError> {
+    /// The layers of the range, on a batch.
+    fn run(
+        &mut self,
+        batch: &StepBatch,
+        crossing: &mut Crossing,
+        out: &mut StepOutput,
+    ) -> Result<(), ExecError> {
         batch.validate(&self.model.geometry, self.kv.capacity(), self.info.max_rows)?;
         for seq in batch.seqs() {
             self.kv.check_ours(KvGroup::Full, batch.full_table(seq))?;
@@ -283,12 +298,38 @@ impl Executor for CpuExecutor {
             logit_rows,
             hidden: out.hidden.as_mut_ptr(),
             draft: extend.as_ref(),
+            range: self.range,
+            cut: Cut::new(crossing, if batch.wants_draft_context() { &self.taps } else { &[] }),
         };
         self.pool
             .run(&|worker| context.run(worker))
             .map_err(|what| ExecError::Device { device: "cpu".into(), what })?;
-        out.reduce_to_argmax(batch, self.info.vocab);
+        if self.range.has_output() {
+            out.reduce_to_argmax(batch, self.info.vocab);
+        }
         Ok(())
+    }
+}
+
+impl Executor for CpuExecutor {
+    fn info(&self) -> &ExecutorInfo {
+        &self.info
+    }
+
+    fn allocate_kv(&mut self, capacity: KvCapacity) -> Result<(), ExecError> {
+        self.kv.allocate(capacity)?;
+        if let Some(drafter) = &mut self.drafter {
+            drafter.note_blocks(capacity.sliding);
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, batch: &StepBatch, out: &mut StepOutput) -> Result<(), ExecError> {
+        if self.range.is_whole() {
+            self.run(batch, &mut Crossing::default(), out)
+        } else {
+            Err(only_a_part(self.range))
+        }
     }
 
     fn export_block(&self, group: KvGroup, block: BlockId, dst: &mut [u8]) -> Result<(), ExecError> {
@@ -324,6 +365,29 @@ impl Executor for CpuExecutor {
     }
 }
 
+impl PartExecutor for CpuExecutor {
+    fn range(&self) -> LayerRange {
+        self.range
+    }
+
+    fn tap_features(&mut self, layers: &[usize]) -> Result<(), ExecError> {
+        self.taps = layers.to_vec();
+        Ok(())
+    }
+
+    fn step_part(
+        &mut self,
+        batch: &StepBatch,
+        crossing: &mut Crossing,
+        out: &mut StepOutput,
+    ) -> Result<(), ExecError> {
+        if !self.range.is_whole() {
+            crossing.check(batch.rows().len(), self.info.hidden, self.taps_of(batch))?;
+        }
+        self.run(batch, crossing, out)
+    }
+}
+
 impl DraftExecutor for CpuExecutor {
     fn attach_draft(&mut self, draft: Draft) -> Result<(), ExecError> {
         let unsupported = |what: &str| Err(ExecError::Unsupported { backend: "cpu", what: what.into() });
@@ -333,13 +397,17 @@ impl DraftExecutor for CpuExecutor {
         if self.kv.capacity() != (KvCapacity { full: 0, sliding: 0 }) {
             return unsupported("a draft model after KV blocks were allocated");
         }
+        if !self.range.has_output() {
+            return unsupported("a draft model without the output layer");
+        }
         let mark = draft_mark(&draft);
         let max_rows = self.info.max_rows;
         let drafter = Drafter::new(draft, &self.model, &mut self.kv, max_rows, self.repack, &mut self.pool)?;
         let g = &self.model.geometry;
         let rows = round_rows(max_rows, &drafter);
         let widths = Widths::of(g).or_draft(drafter.config());
-        let classes = || matrices(&self.model).filter_map(|m| Class::of(m.ty)).chain(drafter.classes());
+        let classes =
+            || matrices(&self.model, self.range).filter_map(|m| Class::of(m.ty)).chain(drafter.classes());
         let (super_blocks, small_blocks) =
             (classes().any(Class::is_super), classes().any(|class| !class.is_super()));
         self.buffers = Buffers::new(widths, rows, super_blocks, small_blocks);
@@ -353,7 +421,7 @@ impl DraftExecutor for CpuExecutor {
     }
 
     fn draft(&mut self, batch: &DraftBatch, logits: &mut Vec<f32>) -> Result<(), ExecError> {
-        let Some(drafter) = &mut self.drafter else {
+        let (Some(drafter), Some(output)) = (&mut self.drafter, self.weights.output) else {
             return Err(ExecError::InvalidBatch("no draft model is attached".into()));
         };
         let vocab = self.info.vocab;
@@ -366,7 +434,7 @@ impl DraftExecutor for CpuExecutor {
         while first < batch.seqs().len() {
             let target = RoundTarget {
                 model: &self.model,
-                output: self.weights.output,
+                output,
                 kernels: self.kernels,
                 kv: &self.kv,
                 buffers: self.buffers.pointers(),
@@ -446,13 +514,13 @@ fn thread_scratch(threads: usize, rows: usize, head_dim: usize, kv: KvType) -> V
     (0..threads).map(|_| one()).collect()
 }
 
-/// All matrices that products read.
-fn matrices(model: &Model) -> impl Iterator<Item = &Matrix> {
-    model.matrices().skip(1)
+/// The matrices of a range that products read.
+fn matrices(model: &Model, range: LayerRange) -> impl Iterator<Item = &Matrix> {
+    model.matrices_of(range.layers()).chain(range.has_output().then_some(&model.output))
 }
 
 /// Refuses what the kernels cannot do, before anything is loaded.
-fn check_shapes(model: &Model) -> Result<(), ExecError> {
+fn check_shapes(model: &Model, range: LayerRange) -> Result<(), ExecError> {
     let g = &model.geometry;
     let unsupported = |what: String| Err(ExecError::Unsupported { backend: "cpu", what });
     if !g.head_dim.is_multiple_of(16) || g.head_dim == 0 {
@@ -468,7 +536,7 @@ fn check_shapes(model: &Model) -> Result<(), ExecError> {
     if !table.ty.is_decodable() {
         return unsupported(format!("{}: type {} cannot be decoded", table.name, table.ty.name()));
     }
-    for m in matrices(model) {
+    for m in matrices(model, range) {
         let float = matches!(m.ty, GgmlType::F32 | GgmlType::F16 | GgmlType::BF16);
         if !float && Class::of(m.ty).is_none() {
             return unsupported(format!("{}: no kernel for type {}", m.name, m.ty.name()));

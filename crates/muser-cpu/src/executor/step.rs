@@ -5,7 +5,7 @@
 //! norm, quantise | products gate up | silu, quantise | down product | add, norm, quantise.
 #![allow(unsafe_code, reason = "threads write disjoint parts of shared buffers")]
 
-use muser_backend::{RowInput, StepBatch, arith};
+use muser_backend::{Crossing, LayerRange, RowInput, StepBatch, arith};
 use muser_kv::BlockId;
 use muser_model::Model;
 
@@ -48,6 +48,26 @@ pub(crate) struct StepContext<'a> {
     pub(crate) logit_rows: usize,
     pub(crate) hidden: *mut f32,
     pub(crate) draft: Option<&'a Extend<'a>>,
+    /// The layers of the model that are computed here.
+    pub(crate) range: LayerRange,
+    pub(crate) cut: Cut<'a>,
+}
+
+/// The crossing of a step ([`Crossing`]); null without a cut.
+#[derive(Clone, Copy)]
+pub(crate) struct Cut<'a> {
+    rows: *mut f32,
+    factors: *mut f32,
+    features: *mut f32,
+    /// Layers whose inputs are written down here.
+    taps: &'a [usize],
+}
+
+impl<'a> Cut<'a> {
+    pub(crate) fn new(crossing: &'a mut Crossing, taps: &'a [usize]) -> Self {
+        let Crossing { rows, factors, features } = crossing;
+        Self { rows: rows.as_mut_ptr(), factors: factors.as_mut_ptr(), features: features.as_mut_ptr(), taps }
+    }
 }
 
 // SAFETY: the pointers are to buffers that outlive the step; phases write disjoint items between barriers.
@@ -63,9 +83,9 @@ impl StepContext<'_> {
         let b = &self.buffers;
         let (hidden, ffn, q_width) = (g.hidden, g.ffn, g.q_width());
 
-        worker.share(n, |row| self.embed(row));
+        worker.share(n, |row| self.enter(row));
         worker.barrier()?;
-        for (index, layer) in self.weights.layers.iter().enumerate() {
+        for (index, layer) in self.range.layers().zip(&self.weights.layers) {
             let norms = &self.model.layers[index];
             let input = b.input(hidden, n, b.a);
             let products = [
@@ -75,7 +95,7 @@ impl StepContext<'_> {
                 (layer.attn_gate, b.gate, q_width),
             ];
             // The draft's context is made from the input of this layer on, in phases that are there anyway.
-            let draft = self.draft.filter(|draft| draft.last_tap() == index);
+            let draft = self.draft.filter(|draft| draft.last_tap().max(self.range.first()) == index);
             let mut sets = [ProductSet::plain(input, &products), ProductSet::empty(input)];
             let fc = draft.map(|draft| draft.fc(n));
             if let Some((input, fc)) = &fc {
@@ -153,30 +173,52 @@ impl StepContext<'_> {
             worker.share(n, |row| {
                 // SAFETY: the row belongs to this item.
                 let r = unsafe { self.add_projected(row, &norms.post_ffw_norm) };
-                if index + 1 < self.weights.layers.len() {
+                if index + 1 < self.range.end() {
                     self.enter_layer(row, index + 1, Some(r));
-                } else {
+                } else if self.range.has_output() {
                     self.leave(row, r);
+                } else {
+                    self.hand_over(row, r);
                 }
             });
             worker.barrier()?;
         }
-        if self.logit_rows > 0 {
+        if let Some(output) = self.weights.output.filter(|_| self.logit_rows > 0) {
             let input = b.input(hidden, self.logit_rows, b.a);
             let finish = Finish::Logits { scale: g.logit_scale, cap: g.softcap };
-            let product = [(self.weights.output, self.logits, g.vocab)];
+            let product = [(output, self.logits, g.vocab)];
             let set = ProductSet { input, products: &product, finish };
             share_products(self.kernels, worker, &[set], &mut scratch.product);
         }
         Ok(())
     }
 
-    /// Bottom of the model: the row's embedding, normalised without a weight; its RoPE angles; input of layer 0.
-    fn embed(&self, row: usize) {
+    /// Bottom of the range: the row as it comes, its RoPE angles, input of the first layer.
+    fn enter(&self, row: usize) {
         let g = &self.model.geometry;
         let b = &self.buffers;
+        let position = self.rows[row].position;
         // SAFETY: the row belongs to this item.
-        let h = unsafe { std::slice::from_raw_parts_mut(b.h.add(row * g.hidden), g.hidden) };
+        let rope = unsafe { std::slice::from_raw_parts_mut(b.rope.add(row * g.head_dim), g.head_dim) };
+        angles(self.inverse_frequencies, position, rope);
+        if let Some(draft) = self.draft {
+            // SAFETY: as above.
+            unsafe { draft.place(row, position) };
+        }
+        let factor = if self.range.has_embedding() {
+            self.embed(row);
+            None
+        } else {
+            Some(self.take_over(row))
+        };
+        self.enter_layer(row, self.range.first(), factor);
+    }
+
+    /// The row's embedding, normalised without a weight.
+    fn embed(&self, row: usize) {
+        let g = &self.model.geometry;
+        // SAFETY: the row belongs to the caller's item.
+        let h = unsafe { std::slice::from_raw_parts_mut(self.buffers.h.add(row * g.hidden), g.hidden) };
         match self.batch.rows()[row].input {
             RowInput::Token(id) => {
                 let table = &self.model.token_embd;
@@ -191,15 +233,42 @@ impl StepContext<'_> {
         }
         // SAFETY: `h` is this row; no weight.
         unsafe { (self.kernels.rms_norm)(h.as_ptr(), std::ptr::null(), g.rms_eps, h.as_mut_ptr(), g.hidden) };
-        let position = self.rows[row].position;
-        // SAFETY: the row belongs to this item.
-        let rope = unsafe { std::slice::from_raw_parts_mut(b.rope.add(row * g.head_dim), g.head_dim) };
-        angles(self.inverse_frequencies, position, rope);
-        if let Some(draft) = self.draft {
-            // SAFETY: as above.
-            unsafe { draft.place(row, position) };
+    }
+
+    /// The row and the factor of its norm from over the cut, and what a draft reads of the layers before.
+    fn take_over(&self, row: usize) -> f32 {
+        let hidden = self.model.geometry.hidden;
+        // SAFETY: the row belongs to the caller's item; the crossing has the shape of the step.
+        unsafe {
+            let h = self.buffers.h.add(row * hidden);
+            std::ptr::copy_nonoverlapping(self.cut.rows.add(row * hidden), h, hidden);
+            if let Some(draft) = self.draft {
+                // Ascending, as the draft wants it.
+                for layer in 0..self.range.first() {
+                    if let Some(tap) = draft.taps().iter().position(|&tap| tap == layer) {
+                        let feature = self.feature(tap, row);
+                        draft.tap(self.kernels, layer, row, self.rows.len(), feature);
+                    }
+                }
+            }
+            *self.cut.factors.add(row)
         }
-        self.enter_layer(row, 0, None);
+    }
+
+    /// Top of a range with a cut behind it.
+    fn hand_over(&self, row: usize, inverse_rms: f32) {
+        let hidden = self.model.geometry.hidden;
+        // SAFETY: the row belongs to the caller's item; the crossing has the shape of the step.
+        unsafe {
+            let h = self.buffers.h.add(row * hidden);
+            std::ptr::copy_nonoverlapping(h, self.cut.rows.add(row * hidden), hidden);
+            *self.cut.factors.add(row) = inverse_rms;
+        }
+    }
+
+    /// Where a row of a tap lies in the crossing.
+    fn feature(&self, tap: usize, row: usize) -> *mut f32 {
+        self.cut.features.wrapping_add((tap * self.rows.len() + row) * self.model.geometry.hidden)
     }
 
     /// Input of a layer: what a draft reads of it, norm, quantised.
@@ -210,6 +279,12 @@ impl StepContext<'_> {
             unsafe {
                 let h = self.buffers.h.add(row * g.hidden);
                 draft.tap(self.kernels, layer, row, self.rows.len(), h);
+            }
+        } else if let Some(tap) = self.cut.taps.iter().position(|&tap| tap == layer) {
+            // SAFETY: the row belongs to this item; the crossing has the shape of the step.
+            unsafe {
+                let h = self.buffers.h.add(row * g.hidden);
+                std::ptr::copy_nonoverlapping(h, self.feature(tap, row), g.hidden);
             }
         }
         self.norm_input(row, &self.model.layers[layer].attn_norm, inverse_rms);
@@ -281,7 +356,7 @@ impl StepContext<'_> {
         let norms = &self.model.layers[layer];
         let sliding = g.sliding[layer];
         let (kv_head, first) = (item % g.kv_heads, item / g.kv_heads * STORE_ROWS);
-        let view = self.kv.view(layer, kv_head);
+        let view = self.kv.view(layer - self.range.first(), kv_head);
         let group = g.heads / g.kv_heads;
         for row in first..(first + STORE_ROWS).min(self.rows.len()) {
             let place = &self.rows[row];
@@ -325,7 +400,7 @@ impl StepContext<'_> {
             (self.batch.full_table(seq), 0)
         };
         let view = kv::Tile {
-            kv: self.kv.view(layer, tile.kv_head),
+            kv: self.kv.view(layer - self.range.first(), tile.kv_head),
             head_dim: g.head_dim,
             table,
             first_block,

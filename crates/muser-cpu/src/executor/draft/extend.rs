@@ -202,6 +202,11 @@ impl Extend<'_> {
         }
     }
 
+    /// Layers that are tapped, in the order of [`muser_backend::Crossing::features`].
+    pub(crate) fn taps(&self) -> &[usize] {
+        &self.config().target_layers
+    }
+
     /// The layer whose input is the last one tapped.
     pub(crate) fn last_tap(&self) -> usize {
         self.config().target_layers.iter().copied().max().unwrap_or(0)

@@ -98,7 +98,7 @@ impl Drafter {
             })
             .collect();
         let c = &model.config;
-        let first_layer = target.geometry.layers();
+        let first_layer = kv.layers();
         for _ in &layers {
             kv.add_layer(KvGroup::Sliding, c.kv_heads, c.head_dim);
         }

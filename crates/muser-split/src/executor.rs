@@ -1,0 +1,286 @@
+//! The executor over its parts.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use muser_backend::{
+    Crossing, ExecError, Executor, ExecutorInfo, KvCapacity, LayerRange, LentBlock, PartExecutor, StepBatch,
+    StepOutput, TowerInfo,
+};
+use muser_kv::{BlockId, KvGroup};
+use muser_model::Model;
+
+use crate::blocks::{self, SplitLoan};
+use crate::groups;
+use crate::pace::{Grouping, Pace};
+use crate::pipeline::Pipeline;
+
+/// A part, which a thread of the pipeline may be using.
+pub(crate) type Shared = Arc<Mutex<Box<dyn PartExecutor>>>;
+
+/// What is known of a part without asking it.
+pub(crate) struct Part {
+    pub(crate) executor: Shared,
+    range: LayerRange,
+    /// Bytes of weights that a token reads.
+    weights: u64,
+}
+
+impl Part {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Box<dyn PartExecutor>> {
+        lock(&self.executor)
+    }
+}
+
+/// A part that panicked may be used again: its own state is what its errors say.
+pub(crate) fn lock(part: &Shared) -> MutexGuard<'_, Box<dyn PartExecutor>> {
+    part.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One executor made of several; see the crate.
+pub struct SplitExecutor {
+    pub(crate) info: ExecutorInfo,
+    /// In the order of their layers.
+    pub(crate) parts: Vec<Part>,
+    /// Bytes of a block that each part has, in the order of the groups.
+    sizes: [Vec<usize>; 2],
+    crossing: Crossing,
+    /// Features that cross for a draft.
+    pub(crate) taps: usize,
+    /// The part with the vision tower, and what it is.
+    pub(crate) tower: Option<(usize, TowerInfo)>,
+    pace: Pace,
+    cuts: Vec<std::ops::Range<usize>>,
+    pipeline: Option<Pipeline>,
+}
+
+impl SplitExecutor {
+    /// Puts parts together that have all layers of `model` between them, in order.
+    ///
+    /// # Errors
+    /// [`ExecError::Unsupported`] where layers are missing or come twice, or parts compute with different numbers.
+    pub fn new(
+        parts: Vec<Box<dyn PartExecutor>>,
+        model: &Model,
+        grouping: Grouping,
+    ) -> Result<Self, ExecError> {
+        check(&parts, model)?;
+        let parts: Vec<Part> = parts
+            .into_iter()
+            .map(|executor| {
+                let range = executor.range();
+                let matrices = model.matrices_of(range.layers());
+                let output = range.has_output().then_some(&model.output);
+                let weights = matrices.chain(output).map(|m| m.bytes().len() as u64).sum();
+                Part { executor: Arc::new(Mutex::new(executor)), range, weights }
+            })
+            .collect();
+        let info = parts[0].lock().info().clone();
+        let mut executor = Self {
+            info,
+            parts,
+            sizes: [Vec::new(), Vec::new()],
+            crossing: Crossing::default(),
+            taps: 0,
+            tower: None,
+            pace: Pace::new(grouping),
+            cuts: Vec::new(),
+            pipeline: None,
+        };
+        executor.gather();
+        Ok(executor)
+    }
+
+    /// The layers of each part.
+    pub fn ranges(&self) -> impl Iterator<Item = LayerRange> {
+        self.parts.iter().map(|part| part.range)
+    }
+
+    pub(crate) fn last(&self) -> &Part {
+        &self.parts[self.parts.len() - 1]
+    }
+
+    /// Sums up what the parts say of themselves.
+    pub(crate) fn gather(&mut self) {
+        let infos: Vec<ExecutorInfo> = self.parts.iter().map(|part| part.lock().info().clone()).collect();
+        let bytes = |group| infos.iter().map(|info| info.block_bytes(group)).collect::<Vec<_>>();
+        self.sizes = [bytes(KvGroup::Full), bytes(KvGroup::Sliding)];
+        let last = &infos[infos.len() - 1];
+        let on = |(part, info): (&Part, &ExecutorInfo)| format!("{} on {}", part.range, info.device);
+        self.info = ExecutorInfo {
+            backend: "split",
+            device: self.parts.iter().zip(&infos).map(on).collect::<Vec<_>>().join("; "),
+            // That of the part with the draft, if there is one.
+            route: last.route.clone(),
+            draft: last.draft,
+            full_block_bytes: self.sizes[0].iter().sum(),
+            sliding_block_bytes: self.sizes[1].iter().sum(),
+            max_rows: infos.iter().map(|info| info.max_rows).min().unwrap_or(1),
+            kv_room: room(&infos),
+            ..last.clone()
+        };
+    }
+
+    pub(crate) fn sizes(&self, group: KvGroup) -> &[usize] {
+        match group {
+            KvGroup::Full => &self.sizes[0],
+            KvGroup::Sliding => &self.sizes[1],
+        }
+    }
+
+    /// Taps of a step.
+    fn taps_of(&self, batch: &StepBatch) -> usize {
+        if batch.wants_draft_context() { self.taps } else { 0 }
+    }
+
+    /// All rows through one part after the other.
+    fn in_turn(&mut self, batch: &StepBatch, out: &mut StepOutput) -> Result<(), ExecError> {
+        let taps = self.taps_of(batch);
+        self.crossing.shape(batch.rows().len(), self.info.hidden, taps);
+        for part in &self.parts {
+            lock(&part.executor).step_part(batch, &mut self.crossing, out)?;
+        }
+        Ok(())
+    }
+
+    /// Groups of rows behind each other.
+    fn in_groups(&mut self, batch: &StepBatch, count: usize, out: &mut StepOutput) -> Result<(), ExecError> {
+        groups::cut(batch, count, &mut self.cuts);
+        let taps = self.taps_of(batch);
+        let pipeline = match &mut self.pipeline {
+            Some(pipeline) => pipeline,
+            none => none.insert(Pipeline::start(self.parts.iter().map(|part| Arc::clone(&part.executor)))?),
+        };
+        pipeline.run(batch, &self.cuts, (self.info.hidden, taps), out)
+    }
+}
+
+/// Refuses parts that are no model.
+fn check(parts: &[Box<dyn PartExecutor>], model: &Model) -> Result<(), ExecError> {
+    let refuse = |what: String| Err(ExecError::Unsupported { backend: "split", what });
+    let layers = model.geometry.layers();
+    let mut next = 0;
+    for part in parts {
+        let range = part.range();
+        let whole = LayerRange::new(range.layers(), layers);
+        if range.first() != next || whole != Some(range) {
+            return refuse(format!("{range} where layer {next} of {layers} should begin"));
+        }
+        next = range.end();
+    }
+    if next != layers || parts.is_empty() {
+        return refuse(format!("parts up to layer {next} of a model of {layers}"));
+    }
+    let first = parts[0].info();
+    for info in parts.iter().map(|part| part.info()) {
+        let same = info.route == first.route && info.kv_type == first.kv_type;
+        if !same || (info.vocab, info.hidden) != (first.vocab, first.hidden) {
+            let (a, b) = (&first.route, &info.route);
+            return refuse(format!("{} computes by {a}, {} by {b}", first.device, info.device));
+        }
+    }
+    Ok(())
+}
+
+/// What the parts have left for blocks of the whole model, whatever of both groups is taken: the part runs out first that has the
+/// least room for its share.
+fn room(infos: &[ExecutorInfo]) -> Option<u64> {
+    let sum = |group| infos.iter().map(|info| info.block_bytes(group)).sum::<usize>().max(1) as f64;
+    let (full, sliding) = (sum(KvGroup::Full), sum(KvGroup::Sliding));
+    let of = |info: &ExecutorInfo| {
+        let room = info.kv_room?;
+        let share =
+            (info.full_block_bytes as f64 / full).max(info.sliding_block_bytes as f64 / sliding).max(1e-9);
+        Some((room as f64 / share) as u64)
+    };
+    infos.iter().filter_map(of).min()
+}
+
+impl Executor for SplitExecutor {
+    fn info(&self) -> &ExecutorInfo {
+        &self.info
+    }
+
+    fn allocate_kv(&mut self, capacity: KvCapacity) -> Result<(), ExecError> {
+        let allocated = self.parts.iter().try_for_each(|part| part.lock().allocate_kv(capacity));
+        if allocated.is_err() {
+            // What the others have got serves nobody.
+            for part in &self.parts {
+                let none = KvCapacity { full: 0, sliding: 0 };
+                if let Err(error) = part.lock().allocate_kv(none) {
+                    tracing::warn!(%error, "blocks were not given back");
+                }
+            }
+        }
+        allocated
+    }
+
+    fn step(&mut self, batch: &StepBatch, out: &mut StepOutput) -> Result<(), ExecError> {
+        let rows = batch.rows().len();
+        if rows > self.info.max_rows {
+            let most = self.info.max_rows;
+            return Err(ExecError::InvalidBatch(format!("{rows} rows, expected 1 to {most}")));
+        }
+        let count = if self.parts.len() > 1 { self.pace.choose(rows) } else { 1 };
+        let start = Instant::now();
+        if count < 2 {
+            self.in_turn(batch, out)?;
+        } else {
+            self.in_groups(batch, count, out)?;
+        }
+        self.pace.note(rows, count, start.elapsed());
+        Ok(())
+    }
+
+    fn most_candidates(&self) -> usize {
+        self.last().lock().most_candidates()
+    }
+
+    fn read_bandwidth(&self) -> Result<Option<f64>, ExecError> {
+        let (mut bytes, mut seconds) = (0.0, 0.0);
+        for part in &self.parts {
+            let Some(rate) = part.lock().read_bandwidth()? else { return Ok(None) };
+            bytes += part.weights as f64;
+            seconds += part.weights as f64 / rate;
+        }
+        Ok(Some(bytes / seconds))
+    }
+
+    fn export_block(&self, group: KvGroup, block: BlockId, dst: &mut [u8]) -> Result<(), ExecError> {
+        blocks::check(dst.len(), self.sizes(group))?;
+        let mut rest = dst;
+        for (part, size) in self.parts.iter().zip(self.sizes(group)) {
+            let (own, others) = rest.split_at_mut(*size);
+            part.lock().export_block(group, block, own)?;
+            rest = others;
+        }
+        Ok(())
+    }
+
+    fn clear_rows(&self, group: KvGroup, rows: usize, bytes: &mut [u8]) {
+        let mut rest = bytes;
+        for (part, size) in self.parts.iter().zip(self.sizes(group)) {
+            let Some((own, others)) = rest.split_at_mut_checked(*size) else { return };
+            part.lock().clear_rows(group, rows, own);
+            rest = others;
+        }
+    }
+
+    fn import_block(&mut self, group: KvGroup, block: BlockId, src: &[u8]) -> Result<(), ExecError> {
+        blocks::check(src.len(), self.sizes(group))?;
+        let mut rest = src;
+        for (part, size) in self.parts.iter().zip(self.sizes(group)) {
+            let (own, others) = rest.split_at(*size);
+            part.lock().import_block(group, block, own)?;
+            rest = others;
+        }
+        Ok(())
+    }
+
+    fn lend_block(&mut self, group: KvGroup, block: BlockId) -> Option<Box<dyn LentBlock>> {
+        // Where one part does not lend, what the others have lent comes back here.
+        let loans: Option<Vec<_>> =
+            self.parts.iter().map(|part| part.lock().lend_block(group, block)).collect();
+        Some(Box::new(SplitLoan::new(loans?)))
+    }
+}
