@@ -4,8 +4,9 @@
 //! height first, which changes up to 46 of 255 levels. So it is called once for each axis; an axis that keeps its size is left
 //! alone.
 
-use fast_image_resize::images::{Image, ImageRef};
-use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
+use fast_image_resize::images::{TypedImage, TypedImageRef};
+use fast_image_resize::pixels::U8x3;
+use fast_image_resize::{FilterType, ResizeAlg, ResizeOptions, Resizer};
 
 use crate::{Grid, ImageError, Picture};
 
@@ -42,12 +43,14 @@ impl Picture {
     }
 }
 
-/// One pass; the sides are (width, height).
+/// One pass; the sides are (width, height). The pixel's type is a parameter: the library's own choice at run time would compile its
+/// filters for all fourteen types.
 fn pass(rgb: &[u8], from: (u32, u32), to: (u32, u32)) -> Result<Vec<u8>, ImageError> {
     let wrong = |error: &dyn std::fmt::Display| ImageError::Resample(error.to_string());
-    let source = ImageRef::new(from.0, from.1, rgb, PixelType::U8x3).map_err(|e| wrong(&e))?;
-    let mut target = Image::new(to.0, to.1, PixelType::U8x3);
+    let source = TypedImageRef::<U8x3>::from_buffer(from.0, from.1, rgb).map_err(|e| wrong(&e))?;
+    let mut bytes = vec![0; to.0 as usize * to.1 as usize * 3];
+    let mut target = TypedImage::<U8x3>::from_buffer(to.0, to.1, &mut bytes).map_err(|e| wrong(&e))?;
     let options = ResizeOptions::new().resize_alg(ResizeAlg::Convolution(FilterType::Lanczos3));
-    Resizer::new().resize(&source, &mut target, &options).map_err(|e| wrong(&e))?;
-    Ok(target.into_vec())
+    Resizer::new().resize_typed(&source, &mut target, &options).map_err(|e| wrong(&e))?;
+    Ok(bytes)
 }
