@@ -17,6 +17,7 @@ use crate::auth::Keys;
 use crate::backend::{Backend, Slot, Snapshot};
 use crate::believed::Believed;
 use crate::config::ServerConfig;
+use crate::dashboard::{Board, Machine, NodePart};
 use crate::error::{ApiError, ServerError};
 use crate::metrics::Metrics;
 use crate::packs::Packs;
@@ -84,7 +85,12 @@ pub struct Loaded {
     pub created: u64,
     /// What each slot held last.
     pub slots: SlotBook,
+    /// The past hour.
+    pub board: Board,
 }
+
+/// Says how the nodes are that this server knows.
+type Nodes = Box<dyn Fn() -> Vec<NodePart> + Send + Sync>;
 
 /// The shared state.
 pub struct App {
@@ -98,6 +104,8 @@ pub struct App {
     work_room: RwLock<Option<Handle>>,
     loaded: OnceLock<Arc<Loaded>>,
     packs: OnceLock<Arc<Packs>>,
+    machine: OnceLock<Arc<Machine>>,
+    nodes: OnceLock<Nodes>,
     stopping: AtomicBool,
     counter: AtomicU64,
     random: SystemRandom,
@@ -129,6 +137,8 @@ impl App {
             work_room: RwLock::new(None),
             loaded: OnceLock::new(),
             packs: OnceLock::new(),
+            machine: OnceLock::new(),
+            nodes: OnceLock::new(),
             stopping: AtomicBool::new(false),
             counter: AtomicU64::new(0),
             random: SystemRandom::new(),
@@ -147,13 +157,42 @@ impl App {
         };
         text.show_pictures(pictures);
         let (text, created) = (Arc::new(text), unix_seconds());
-        let loaded = Loaded { facts, text, backend, metrics, created, slots: SlotBook::default() };
+        let (slots, board) = (SlotBook::default(), Board::default());
+        let loaded = Loaded { facts, text, backend, metrics, created, slots, board };
         let _ = self.loaded.set(Arc::new(loaded));
     }
 
     /// Gives the server the packs of the model, before [`App::load`]. A second call has no effect.
     pub fn attach_packs(&self, packs: Packs) {
         let _ = self.packs.set(Arc::new(packs));
+    }
+
+    /// Tells the dashboard of the machine. A second call has no effect.
+    pub fn attach_machine(&self, machine: Arc<Machine>) {
+        let _ = self.machine.set(machine);
+    }
+
+    /// The machine, if the server was told of it.
+    pub fn machine(&self) -> Option<&Arc<Machine>> {
+        self.machine.get()
+    }
+
+    /// Tells the dashboard of other nodes. A second call has no effect.
+    pub fn attach_nodes(&self, nodes: impl Fn() -> Vec<NodePart> + Send + Sync + 'static) {
+        let _ = self.nodes.set(Box::new(nodes));
+    }
+
+    /// The nodes as they are now.
+    pub fn nodes(&self) -> Vec<NodePart> {
+        self.nodes.get().map_or_else(Vec::new, |nodes| nodes())
+    }
+
+    /// Remembers how things stand, once there is a model.
+    pub fn sample(&self) {
+        if let Some(loaded) = self.loaded.get() {
+            let metrics = &loaded.metrics;
+            loaded.board.sample(&loaded.backend.snapshot(), &metrics.clocks, metrics.cancelled.get());
+        }
     }
 
     /// The packs, or 400 if the server runs without.
@@ -176,10 +215,15 @@ impl App {
         now
     }
 
+    /// Whether everybody who may ask may know what others' requests are like.
+    pub fn shows_sizes(&self) -> bool {
+        self.keys().is_empty() || self.config.shared_cache
+    }
+
     /// The state without what it says of single requests, where those are not everybody's: how long a prompt is and how
     /// much of it was cached is its owner's business.
     pub fn without_sizes(&self, mut now: Snapshot) -> Snapshot {
-        if !self.keys().is_empty() && !self.config.shared_cache {
+        if !self.shows_sizes() {
             for slot in &mut now.slots {
                 *slot = Slot { id: slot.id, busy: slot.busy, ..Slot::default() };
             }

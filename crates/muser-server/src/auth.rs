@@ -72,8 +72,19 @@ fn digest(bytes: &[u8]) -> [u8; 32] {
     out
 }
 
-/// Paths that answer without a key: the health check, and the page with its assets, which hold nothing secret.
-pub const OPEN_PATHS: [&str; 6] = ["/health", "/v1/health", "/", "/page.css", "/page.js", "/favicon.svg"];
+/// Paths that answer without a key: the health check, and the pages with their assets, which hold nothing secret.
+pub const OPEN_PATHS: [&str; 10] = [
+    "/health",
+    "/v1/health",
+    "/",
+    "/page.css",
+    "/page.js",
+    "/common.js",
+    "/dashboard",
+    "/dashboard.css",
+    "/dashboard.js",
+    "/favicon.svg",
+];
 
 /// Refuses requests without a valid key, and calls of strangers' web pages where no key protects us; logs every request.
 pub async fn guard(State(app): State<SharedApp>, request: Request, next: Next) -> Response {

@@ -62,6 +62,12 @@ pub struct Snapshot {
     pub external_queries: u64,
     /// Prompt tokens found there.
     pub external_hits: u64,
+    /// Of these, read by other nodes.
+    pub handed_tokens: u64,
+    /// Rows of prompts computed.
+    pub prefill_rows: u64,
+    /// Rows of a prompt that a second computes at its beginning, by measured steps; 0 before that is known.
+    pub prefill_rate: u64,
     /// Restores from packs that came to nothing, so that the prompt was computed, by reason.
     pub restore_failures: Vec<(&'static str, u64)>,
     /// Objects of the store that were not believed, by reason.

@@ -7,6 +7,7 @@ use std::fmt::Write as _;
 
 use serde_json::{Map, Value, json};
 
+use crate::dashboard;
 use crate::fields::{Field, Kind, Support};
 use crate::routes::ALIASES;
 
@@ -154,7 +155,7 @@ pub fn markdown(routes: &[Route]) -> String {
         "# HTTP interface\n\nPrinted from the tables in `crates/muser-server` that check requests; do not edit.\n\n\
          Unknown fields are ignored and logged once. `null` counts as absent. A wrong type is a 400 whose error \
          names the field in `param`. Errors have the shape of the route's family. With a key file every route \
-         but `/health` and the page's assets needs a key, as `Authorization: Bearer` or `x-api-key`.\n\n\
+         but `/health` and the pages' assets needs a key, as `Authorization: Bearer` or `x-api-key`.\n\n\
          | route | family | what |\n|---|---|---|\n",
     );
     for route in routes {
@@ -170,6 +171,7 @@ pub fn markdown(routes: &[Route]) -> String {
         page.push_str("| field | value | | note |\n|---|---|---|---|\n");
         rows(&mut page, route.fields, "");
     }
+    dashboard::describe(&mut page);
     page.push_str("\n## Errors\n\n| status | meaning |\n|---|---|\n");
     for (status, meaning) in FAULTS {
         let _ = writeln!(page, "| {status} | {meaning} |");

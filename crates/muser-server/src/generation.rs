@@ -351,12 +351,14 @@ impl Generation {
             choice.clock.finish(&self.loaded.metrics, "abort");
         }
         tracing::warn!(reason = fault.message, "an answer was cut off");
+        self.loaded.metrics.clocks.failed();
         self.ready.push_back(Update::Failed(fault));
         self.ended = true;
     }
 
     fn fail(&mut self, fault: ApiError) {
         tracing::error!(message = fault.message, "a request failed after it was accepted");
+        self.loaded.metrics.clocks.failed();
         self.ready.push_back(Update::Failed(fault));
         self.ended = true;
     }

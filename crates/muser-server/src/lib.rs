@@ -19,6 +19,7 @@ mod bodies;
 pub mod config;
 pub mod conversation;
 pub mod custom_tools;
+pub mod dashboard;
 pub mod describe;
 pub mod error;
 pub mod exchange;

@@ -23,6 +23,7 @@ use tower::ServiceExt as _;
 use crate::activity::{Activity, Due, Place, Places};
 use crate::app::{App, SharedApp};
 use crate::config::{Limits, ServerConfig, ShutdownPolicy};
+use crate::dashboard::INTERVAL;
 use crate::error::ServerError;
 use crate::listeners::{Listeners, Wire};
 use crate::opening::Opening;
@@ -121,6 +122,7 @@ impl Server {
             }
         };
         self.app.set_work_room(room.as_ref().and_then(WorkRoom::handle));
+        let _remembering = Remembering::start(&self.app);
         let limits = &self.app.config.limits;
         let shared = Shared {
             router: routes::router(&self.app),
@@ -196,6 +198,27 @@ impl Shared {
                 }
             }
         });
+    }
+}
+
+/// Writes the dashboard's history while it lives.
+struct Remembering(tokio::task::JoinHandle<()>);
+
+impl Remembering {
+    fn start(app: &SharedApp) -> Self {
+        let app = Arc::clone(app);
+        Self(tokio::spawn(async move {
+            loop {
+                sleep(INTERVAL).await;
+                app.sample();
+            }
+        }))
+    }
+}
+
+impl Drop for Remembering {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }
 

@@ -67,6 +67,9 @@ impl Backend for LiveEngine {
             prefix_hits: now.cached_tokens,
             external_queries: now.external_queries,
             external_hits: now.external_hits,
+            handed_tokens: now.handed_tokens,
+            prefill_rows: now.prefill_rows,
+            prefill_rate: now.prefill_rate,
             restore_failures: RestoreFailure::ALL
                 .into_iter()
                 .map(|reason| (reason.label(), now.restore_failures(reason)))

@@ -19,6 +19,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use crate::backend::Snapshot;
+use crate::dashboard::Clocks;
 
 type Labels = Vec<(String, String)>;
 type FloatGauge = Gauge<f64, std::sync::atomic::AtomicU64>;
@@ -97,6 +98,8 @@ pub struct Metrics {
     pub context_shifts: Counter,
     /// Connections open now.
     pub connections: Gauge,
+    /// What the dashboard needs and cannot read from the metrics.
+    pub clocks: Clocks,
 }
 
 const SHORT_S: [f64; 16] =
@@ -290,6 +293,7 @@ impl Metrics {
                 "Times that old parts of a text went because the context was full",
             ),
             connections: gauge(&mut all, "muser:connections", "Open connections"),
+            clocks: Clocks::default(),
             registry: all,
         }
     }
@@ -298,6 +302,7 @@ impl Metrics {
     pub fn count_refused(&self, status: u16, code: &'static str) {
         let labels = vec![("status".into(), status.to_string()), ("code".into(), code.into())];
         self.refused.get_or_create(&labels).inc();
+        self.clocks.errors.count(status, code, Instant::now());
     }
 
     /// Counts a prompt that has been read.
@@ -306,6 +311,7 @@ impl Metrics {
         self.prompt_tokens_cached.inc_by(u64::from(cached_tokens));
         self.queue.observe(queue.as_secs_f64());
         self.prefill.observe(prefill.as_secs_f64());
+        self.clocks.started(prompt_tokens.saturating_sub(cached_tokens), prefill);
     }
 
     /// The text for a scraper.
@@ -398,9 +404,11 @@ impl ChoiceClock {
         metrics.generation_tokens.inc();
         if let Some(before) = self.last_token.replace(now) {
             metrics.inter_token.observe((now - before).as_secs_f64());
+            metrics.clocks.further(now - before);
         } else {
             self.first_token = Some(now);
             metrics.first_token.observe((now - self.arrived).as_secs_f64());
+            metrics.clocks.first(now - self.arrived);
         }
     }
 
@@ -408,6 +416,10 @@ impl ChoiceClock {
     pub fn finish(&self, metrics: &Metrics, reason: &str) {
         metrics.success.get_or_create(&vec![("finished_reason".into(), reason.into())]).inc();
         metrics.end_to_end.observe(self.arrived.elapsed().as_secs_f64());
+        // What was cut off is counted where that is decided.
+        if reason != "abort" {
+            metrics.clocks.finished();
+        }
         if let (Some(first), Some(last)) = (self.first_token, self.last_token) {
             let decode = (last - first).as_secs_f64();
             metrics.decode.observe(decode);

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use muser_engine::EngineConfig;
 use muser_server::config::Limits;
+use muser_server::dashboard::{Bandwidth, Machine};
 use muser_server::{LiveEngine, ServerConfig};
 use support::Running;
 use support::tiny::{spawn_from, spawn_with_packs};
@@ -143,16 +144,22 @@ async fn ai_sdk() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn page_in_a_browser() {
-    page("page", &[]).await;
+    page("page.py", "page", &[]).await;
 }
 
 /// The same, seen through a proxy that has the server below a path: nothing on the page names anything from the root.
 #[tokio::test(flavor = "multi_thread")]
 async fn page_behind_a_path_prefix() {
-    page("page-prefix", &["/some/llm"]).await;
+    page("page.py", "page-prefix", &["/some/llm"]).await;
 }
 
-async fn page(pictures: &str, more: &[&str]) {
+/// Figures of real work, by keyboard, in both colour schemes and on a phone.
+#[tokio::test(flavor = "multi_thread")]
+async fn dashboard_in_a_browser() {
+    page("dashboard.py", "dashboard", &[]).await;
+}
+
+async fn page(name: &str, pictures: &str, more: &[&str]) {
     if !wanted(Extent::Light) {
         return;
     }
@@ -163,7 +170,8 @@ async fn page(pictures: &str, more: &[&str]) {
     let folder = target().join(pictures);
     std::fs::create_dir_all(&folder).expect("a folder for pictures");
     let (server, _store) = serve_with_packs().await;
-    let mut command = script("python3", "page.py", &server);
+    server.app.attach_machine(Machine::new(18 << 20, Bandwidth::WhenIdle(Box::new(|| Some(2e10)))));
+    let mut command = script("python3", name, &server);
     command.arg(folder).args(more);
     run(command).await;
     server.stop().await;

@@ -42,6 +42,7 @@ async fn a_rebound_name_reads_nothing() {
         "/slots",
         "/status",
         "/metrics",
+        "/v1/dashboard",
         "/api/ps",
         "/v1/models",
         "/openapi.json",
@@ -313,12 +314,14 @@ async fn metrics_come_in_the_format_that_is_asked_for() {
 #[tokio::test]
 async fn the_page_names_nothing_from_the_root() {
     let server = Running::scripted(ServerConfig::default(), saying()).await;
-    let html = get(server.address, "/").await.text().to_owned();
-    let script = get(server.address, "/page.js").await.text().to_owned();
-    let style = get(server.address, "/page.css").await.text().to_owned();
-    for sign in ["href=\"/", "src=\"/", "url(/", "url(\"/", "\"/v1", "`/v1", "'/v1", "\"/status", "fetch(\"/"]
+    for path in ["/", "/page.js", "/page.css", "/common.js", "/dashboard", "/dashboard.js", "/dashboard.css"]
     {
-        assert!(!html.contains(sign) && !script.contains(sign) && !style.contains(sign), "{sign}");
+        let text = get(server.address, path).await.text().to_owned();
+        for sign in
+            ["href=\"/", "src=\"/", "url(/", "url(\"/", "\"/v1", "`/v1", "'/v1", "\"/status", "fetch(\"/"]
+        {
+            assert!(!text.contains(sign), "{sign} in {path}");
+        }
     }
     server.stop().await;
 }

@@ -50,7 +50,16 @@ async fn no_route_but_health_answers_without_a_key() {
             assert!(answer.json().get("error").is_some());
         }
     }
-    for path in ["/v1/models", "/metrics", "/slots", "/props", "/status", "/openapi.json", "/api/tags"] {
+    for path in [
+        "/v1/models",
+        "/metrics",
+        "/v1/dashboard",
+        "/slots",
+        "/props",
+        "/status",
+        "/openapi.json",
+        "/api/tags",
+    ] {
         assert_eq!(get(server.address, path).await.status, 401, "{path}");
     }
     for headers in ["authorization: Bearer secret-one\r\n", "x-api-key: secret-two\r\n"] {
@@ -68,6 +77,10 @@ async fn the_page_loads_without_a_key_and_the_api_does_not() {
         ("/", "text/html"),
         ("/page.js", "text/javascript"),
         ("/page.css", "text/css"),
+        ("/common.js", "text/javascript"),
+        ("/dashboard", "text/html"),
+        ("/dashboard.js", "text/javascript"),
+        ("/dashboard.css", "text/css"),
         ("/favicon.svg", "image/svg+xml"),
     ] {
         let answer = get(server.address, path).await;
@@ -78,8 +91,10 @@ async fn the_page_loads_without_a_key_and_the_api_does_not() {
     assert_eq!(get(server.address, "/health").await.status, 200);
     assert_eq!(get(server.address, "/v1/models").await.status, 401);
     // The page loads nothing from elsewhere.
-    let html = get(server.address, "/").await;
-    assert!(!html.text().contains("http://") && !html.text().contains("https://"));
+    for page in ["/", "/dashboard"] {
+        let html = get(server.address, page).await;
+        assert!(!html.text().contains("http://") && !html.text().contains("https://"));
+    }
     server.stop().await;
 }
 

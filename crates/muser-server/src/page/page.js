@@ -1,34 +1,11 @@
 // Chat and status over the same public routes that any client uses. Text from the model only ever becomes text nodes.
 "use strict";
 
-const $ = (id) => document.getElementById(id);
-const make = (tag, className, text) => {
-  const node = document.createElement(tag);
-  if (className) node.className = className;
-  if (text !== undefined) node.textContent = text;
-  return node;
-};
-
 let conversation = [];
 let running = null;
 let sees = false;
 // Images that the next message shows, as data URLs.
 let images = [];
-
-const headers = () => {
-  const key = sessionStorage.getItem("muser-key");
-  return key ? { "content-type": "application/json", authorization: `Bearer ${key}` } : { "content-type": "application/json" };
-};
-
-// Calls the server; asks for a key when it wants one.
-async function call(path, options = {}) {
-  const response = await fetch(path, { ...options, headers: headers() });
-  if (response.status !== 401) return response;
-  if (!$("ask-key").open) $("ask-key").showModal();
-  await new Promise((done) => $("ask-key").addEventListener("close", done, { once: true }));
-  sessionStorage.setItem("muser-key", $("key").value);
-  return fetch(path, { ...options, headers: headers() });
-}
 
 // Fenced and inline code become elements, all else stays plain text.
 function render(target, text) {
@@ -77,8 +54,6 @@ function request() {
   if ($("max").value !== "") body.max_tokens = Number($("max").value);
   return body;
 }
-
-const seconds = (ms) => (ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(1)} s`);
 
 function answerView() {
   const view = make("article", "assistant");
@@ -307,8 +282,6 @@ async function loadSession(name) {
   const { prompt_tokens: tokens, prompt_tokens_details: { cached_tokens: cached, restored_tokens: restored } } = session.usage;
   return `${name}: ${tokens} tokens, ${cached} cached, ${restored} of them from disk, ${seconds(session.restore_ms)}`;
 }
-
-const bytes = (n) => (n >= 2 ** 30 ? `${(n / 2 ** 30).toFixed(2)} GiB` : `${(n / 2 ** 20).toFixed(1)} MiB`);
 
 function showStatus(status) {
   $("model").textContent = `${status.model.name} · ${status.model.context_tokens.toLocaleString("en")} tokens`;

@@ -19,6 +19,7 @@ use crate::work_room;
 
 pub mod chat;
 pub mod completions;
+pub mod dashboard;
 pub mod embeddings;
 pub mod llama;
 pub mod messages;
@@ -400,6 +401,14 @@ pub const ROUTES: &[Route] = &[
     },
     Route {
         method: "GET",
+        path: "/v1/dashboard",
+        family: "operation",
+        summary: "What `/dashboard` and `muser top` show: figures of now and the past hour, each marked; `?since=` for new rows only.",
+        fields: &[],
+        answers: JSON,
+    },
+    Route {
+        method: "GET",
         path: "/openapi.json",
         family: "operation",
         summary: "This description, for programs.",
@@ -432,10 +441,15 @@ pub fn router(app: &SharedApp) -> Router {
         .route("/", get(page::html))
         .route("/page.css", get(page::css))
         .route("/page.js", get(page::js))
+        .route("/common.js", get(page::common))
+        .route("/dashboard", get(page::dashboard))
+        .route("/dashboard.css", get(page::dashboard_css))
+        .route("/dashboard.js", get(page::dashboard_js))
         .route("/favicon.svg", get(page::icon))
         .route("/health", get(status::health))
         .route("/metrics", get(status::metrics))
         .route("/status", get(status::status))
+        .route("/v1/dashboard", get(dashboard::dashboard))
         .route("/openapi.json", get(status::openapi))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*model}", get(models::one))

@@ -1,4 +1,4 @@
-//! The page at `/`: chat and status in a browser, from the binary, without a byte from elsewhere.
+//! The pages at `/` (chat and status) and `/dashboard` (for who runs the server) in a browser, from the binary, without a byte from elsewhere.
 //!
 //! The assets hold no secret and load without a key; what they call needs one. The content policy forbids the page
 //! to load or call anything but this server, so that text from a model cannot make it do so either.
@@ -22,6 +22,26 @@ pub async fn css() -> Response {
 /// `GET /page.js`.
 pub async fn js() -> Response {
     asset("text/javascript; charset=utf-8", include_str!("../page/page.js"))
+}
+
+/// `GET /common.js`: what both pages use.
+pub async fn common() -> Response {
+    asset("text/javascript; charset=utf-8", include_str!("../page/common.js"))
+}
+
+/// `GET /dashboard`.
+pub async fn dashboard() -> Response {
+    asset("text/html; charset=utf-8", include_str!("../page/dashboard.html"))
+}
+
+/// `GET /dashboard.css`.
+pub async fn dashboard_css() -> Response {
+    asset("text/css; charset=utf-8", include_str!("../page/dashboard.css"))
+}
+
+/// `GET /dashboard.js`.
+pub async fn dashboard_js() -> Response {
+    asset("text/javascript; charset=utf-8", include_str!("../page/dashboard.js"))
 }
 
 /// `GET /favicon.svg`.

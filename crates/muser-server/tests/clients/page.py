@@ -8,26 +8,16 @@ nowhere else. Exits with 1 if something is not as it should be.
 import base64
 import http.client
 import http.server
-import json
 import os
-import socket
-import subprocess
 import sys
 import threading
-import time
 import urllib.parse
-import urllib.request
+
+from browser import Browser
 
 PICTURE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../../models/muse-tiny-demo.jpg")
 BASE, FOLDER = sys.argv[1].rstrip("/"), sys.argv[2]
 PREFIX = sys.argv[3].rstrip("/") if len(sys.argv) > 3 else ""
-ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Proxy(http.server.BaseHTTPRequestHandler):
@@ -74,59 +64,9 @@ def through_proxy():
     return f"http://127.0.0.1:{proxy.server_address[1]}{PREFIX}"
 
 
-class Browser:
-    def __init__(self, port):
-        self.root = f"http://127.0.0.1:{port}"
-        options = {"args": ["--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1200,800"]}
-        wanted = {"capabilities": {"alwaysMatch": {"browserName": "chrome", "goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}}}
-        self.session = f"{self.root}/session/{self.call('POST', '/session', wanted, '')['sessionId']}"
-
-    def call(self, method, path, body=None, root=None):
-        data = None if body is None else json.dumps(body).encode()
-        address = f"{self.root if root == '' else self.session}{path}"
-        request = urllib.request.Request(address, data, {"content-type": "application/json"}, method=method)
-        with urllib.request.urlopen(request, timeout=60) as response:
-            return json.load(response)["value"]
-
-    def find(self, selector):
-        return self.call("POST", "/element", {"using": "css selector", "value": selector})[ELEMENT]
-
-    def script(self, text):
-        return self.call("POST", "/execute/sync", {"script": text, "args": []})
-
-    def type(self, selector, text):
-        self.call("POST", f"/element/{self.find(selector)}/value", {"text": text})
-
-    def click(self, selector):
-        self.call("POST", f"/element/{self.find(selector)}/click", {})
-
-    def wait(self, what, expression, seconds=30):
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            if self.script(f"return {expression}"):
-                return
-            time.sleep(0.05)
-        self.picture("failed")
-        raise AssertionError(f"{what} did not happen within {seconds} s")
-
-    def picture(self, name):
-        with open(f"{FOLDER}/{name}.png", "wb") as file:
-            file.write(base64.b64decode(self.call("GET", "/screenshot")))
-
-
 def main():
-    port = free_port()
-    driver = subprocess.Popen(["chromedriver", f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    browser = None
-    try:
-        for _ in range(100):
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=1)
-                break
-            except OSError:
-                time.sleep(0.1)
-        browser = Browser(port)
-        browser.call("POST", "/url", {"url": (through_proxy() if PREFIX else BASE) + "/"})
+    with Browser(FOLDER) as browser:
+        browser.open((through_proxy() if PREFIX else BASE) + "/")
         browser.wait("the model's name", "document.getElementById('model').textContent.includes('muse-tiny')")
         browser.picture("1-empty")
         busy = "!document.getElementById('stop').hidden"
@@ -195,14 +135,10 @@ def main():
         assert browser.script("return document.querySelector('.assistant .text').textContent") == "The background is orange."
         assert browser.script(f"return {loaded.format('.user img', 1)} && document.querySelectorAll('#images img').length === 0")
         browser.picture("7-seen")
-        faults = [entry for entry in browser.call("POST", "/se/log", {"type": "browser"}) if entry["level"] == "SEVERE"]
+        faults = browser.faults()
         assert not faults, faults
         assert not Proxy.outside, f"asked for beside the prefix: {Proxy.outside}"
         print("ok   page", PREFIX)
-    finally:
-        if browser:
-            browser.call("DELETE", "")
-        driver.terminate()
 
 
 main()
