@@ -9,6 +9,7 @@ mod deny;
 mod licences;
 mod manifest;
 mod metrics;
+mod nightly;
 mod packaging;
 mod step_picture;
 mod supply;
@@ -86,6 +87,13 @@ const WRITERS: &[Writer] = &[
 
 fn main() -> ExitCode {
     let name = std::env::args().nth(1).unwrap_or_default();
+    if name == "nightly" {
+        let more: Vec<String> = std::env::args().skip(2).collect();
+        return nightly::main(&root(), &more).unwrap_or_else(|e| {
+            println!("nightly: {e:#}");
+            ExitCode::FAILURE
+        });
+    }
     if let Some((_, _, write)) = WRITERS.iter().find(|writer| writer.0 == name) {
         return match write(&root()) {
             Ok(()) => ExitCode::SUCCESS,
@@ -100,7 +108,9 @@ fn main() -> ExitCode {
         .filter(|s| name == "ci" || s.0 == name || name == "quick" && QUICK.contains(&s.0))
         .collect();
     if steps.is_empty() {
-        println!("usage: cargo xtask ci | quick (the steps that compile nothing) | STEP | WRITER\n");
+        println!(
+            "usage: cargo xtask ci | quick (the steps that compile nothing) | nightly | STEP | WRITER\n"
+        );
         STEPS.iter().for_each(|(name, what, _)| println!("  {name:12} {what}"));
         println!();
         WRITERS.iter().for_each(|(name, what, _)| println!("  {name:12} {what}"));

@@ -18,6 +18,8 @@ mod draft;
 mod encode;
 mod error;
 mod figures;
+#[doc(hidden)]
+pub mod fuzzing;
 mod output;
 mod plan;
 mod safetensors;

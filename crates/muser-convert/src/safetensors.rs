@@ -120,9 +120,7 @@ impl Shard {
         }
         let mut table = vec![0; table_len as usize];
         read_at(&file, &mut table, 8).map_err(|source| io(path, source))?;
-        let table: Table = serde_json::from_slice(&table)
-            .map_err(|error| wrong(&place, "a table in JSON", error.to_string()))?;
-        let entries = check(table, shard, &place, 8 + table_len, len - 8 - table_len)?;
+        let entries = entries(&table, shard, &place, len - 8 - table_len)?;
         Ok((Shard { path: path.to_owned(), file }, entries))
     }
 
@@ -131,6 +129,19 @@ impl Shard {
         debug_assert!(at + out.len() as u64 <= entry.len);
         read_at(&self.file, out, entry.offset + at).map_err(|source| io(&self.path, source))
     }
+}
+
+/// What a table says of `data_len` bytes of data behind it.
+pub(crate) fn entries(
+    table: &[u8],
+    shard: usize,
+    place: &str,
+    data_len: u64,
+) -> Result<Vec<Entry>, ConvertError> {
+    let start = 8 + table.len() as u64;
+    let table: Table =
+        serde_json::from_slice(table).map_err(|error| wrong(place, "a table in JSON", error.to_string()))?;
+    check(table, shard, place, start, data_len)
 }
 
 /// Every tensor has the bytes that its type and shape take, and together they are the data: nothing overlaps, nothing is left.

@@ -23,6 +23,8 @@ mod encode;
 mod enrol;
 mod error;
 pub mod frame;
+#[doc(hidden)]
+pub mod fuzzing;
 mod ids;
 pub mod link;
 mod node;

@@ -469,6 +469,10 @@ impl Link {
 
     /// Ends the connection because of what came.
     pub fn close_for(&mut self, refusal: Refusal) -> Vec<Doing> {
+        // What comes over another stream of a connection that is over is nobody's fault.
+        if self.closed {
+            return Vec::new();
+        }
         let mut doing = vec![Doing::Refused(refusal)];
         doing.extend(self.close(Reason::Refused, Some(Reason::Refused)));
         doing

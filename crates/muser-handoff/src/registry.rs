@@ -206,7 +206,7 @@ impl Registry {
         Ok(())
     }
 
-    fn parse(path: &Path, text: &str) -> Result<Self, NodeError> {
+    pub(crate) fn parse(path: &Path, text: &str) -> Result<Self, NodeError> {
         let mut registry = Self::default();
         let mut open: Option<(usize, Fields)> = None;
         for (index, line) in text.lines().enumerate() {
@@ -238,7 +238,7 @@ impl Registry {
         self.add(entry).map_err(|error| fault(error.to_string()))
     }
 
-    fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let mut text = String::from("# Written by `muser node`; read again when it changes.\n");
         for node in &self.nodes {
             let _ = write!(text, "\n[[node]]\nname = \"{}\"\n", node.name);

@@ -8,6 +8,8 @@ mod connect;
 mod digest;
 mod durable;
 mod error;
+#[doc(hidden)]
+pub mod fuzzing;
 mod head;
 mod headers;
 mod http;

@@ -18,6 +18,8 @@ mod counters;
 mod encode;
 mod error;
 mod fingerprint;
+#[doc(hidden)]
+pub mod fuzzing;
 mod identity;
 mod key_file;
 mod keys;

@@ -314,6 +314,23 @@ pub(crate) fn content_id(keys: &KeyRing, content_key: &[u8; 32], spec: &Spec, pa
     *blake3::keyed_hash(content_key, &writer.into_bytes()).as_bytes()
 }
 
+/// Writes key id and header's code into an object, for fuzzers, and returns its name.
+pub(crate) fn mend(keys: &KeyRing, bytes: &mut [u8]) -> [u8; 32] {
+    let mut name = [0; 32];
+    let Some(fixed) = bytes.get_mut(..FIXED) else { return name };
+    name.copy_from_slice(&fixed[64..96]);
+    fixed[48..64].copy_from_slice(keys.key_id());
+    let epoch = u32::from_le_bytes([fixed[16], fixed[17], fixed[18], fixed[19]]);
+    let len = u32::from_le_bytes([fixed[12], fixed[13], fixed[14], fixed[15]]) as usize;
+    if let (Ok(epoch), Some(header)) = (keys.epoch(epoch), bytes.get_mut(..len))
+        && let Some(covered) = len.checked_sub(MAC)
+    {
+        let code = blake3::keyed_hash(epoch.authentication(), &header[..covered]);
+        header[covered..].copy_from_slice(code.as_bytes());
+    }
+    name
+}
+
 /// An object whose header was believed. Every byte of content is checked as it is read.
 pub(crate) struct OpenedObject {
     pub(crate) header: Header,

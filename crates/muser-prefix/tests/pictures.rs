@@ -216,7 +216,7 @@ fn two_hundred_random_schedules_and_no_wrong_token() {
     // The longest has been looked at above, and takes as long as all others together.
     prompts.remove(5);
     let expected = expected(&prompts);
-    let (engines, rounds) = if std::env::var_os("MUSER_TEST_LONG").is_some() { (60, 60) } else { (8, 25) };
+    let (engines, rounds) = muser_testkit::long_or((60, 60), (8, 25));
     let mut rng = Rng(2026);
     let (mut whole, mut left) = (0, 0);
     for _ in 0..engines {

@@ -26,6 +26,8 @@ pub mod exchange;
 mod exposition;
 pub mod fields;
 mod form;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod generation;
 pub mod listen;
 mod listeners;

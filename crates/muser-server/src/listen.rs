@@ -270,6 +270,15 @@ async fn accept(listeners: &Listeners, places: &Arc<Places>) -> Option<Accepted>
     }
 }
 
+/// Serves a stream of bytes as if it were a connection, for fuzzers.
+pub(crate) async fn serve_stream<S>(stream: S, router: Router, limits: &Limits)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (_phase, seen) = watch::channel(Phase::Serving);
+    serve_connection(stream, router, limits, (Caller(None), Activity::new()), seen).await;
+}
+
 async fn serve_connection<S>(
     stream: S,
     router: Router,

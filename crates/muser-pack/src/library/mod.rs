@@ -74,6 +74,11 @@ impl Default for LibraryOptions {
     }
 }
 
+/// See [`crate::fuzzing`].
+pub(crate) fn mend_catalog(keys: &KeyRing, bytes: &mut [u8]) {
+    catalog::mend(keys, bytes);
+}
+
 /// The packs of a store. Clones share everything.
 #[derive(Clone)]
 pub struct Library {

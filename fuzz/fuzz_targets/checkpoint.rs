@@ -1,0 +1,3 @@
+//! The target `checkpoint` of `muser-fuzzing`.
+#![no_main]
+muser_fuzz::program!(muser_fuzzing::CHECKPOINT);

@@ -1,0 +1,3 @@
+//! The target `grammar` of `muser-fuzzing`.
+#![no_main]
+muser_fuzz::program!(muser_fuzzing::GRAMMAR);

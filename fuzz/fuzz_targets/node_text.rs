@@ -1,0 +1,3 @@
+//! The target `node_text` of `muser-fuzzing`.
+#![no_main]
+muser_fuzz::program!(muser_fuzzing::NODE_TEXT);

@@ -1,0 +1,3 @@
+//! The target `pack_object` of `muser-fuzzing`.
+#![no_main]
+muser_fuzz::program!(muser_fuzzing::PACK_OBJECT);

@@ -1,0 +1,3 @@
+//! The target `tokenizer` of `muser-fuzzing`.
+#![no_main]
+muser_fuzz::program!(muser_fuzzing::TOKENIZER);
