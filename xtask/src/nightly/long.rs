@@ -65,7 +65,11 @@ pub(super) const PROOFS: &[Proof] = &[
     Proof {
         name: "long-executors",
         what: "random steps on the CPU executor, faults on wgpu",
-        runs: &[("muser-cpu", "lib", &["executor"]), ("muser-wgpu", "faults", &[])],
+        runs: &[
+            ("muser-cpu", "lib", &["executor"]),
+            ("muser-split", "conformance", &[]),
+            ("muser-wgpu", "faults", &[]),
+        ],
     },
     Proof {
         name: "long-node",
