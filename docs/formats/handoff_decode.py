@@ -107,6 +107,7 @@ def quoted(r):
 
 def request(r):
     out = dict(transfer=r.transfer(), nonce=r.fixed(16), series=r.fixed(16), identity=r.fixed(32), draft=r.fixed(32))
+    out.update(tenant=r.fixed(32))
     out.update(window=r.between(4, 1, POSITIONS), budget_ms=r.between(4, 1, 0xFFFFFFFF), priority=r.number(1))
     out.update(stages=r.list(STAGES, 4, lambda: r.number(4)), own=r.ranges(), received=r.ranges())
     r.list(0, 1, lambda: None)

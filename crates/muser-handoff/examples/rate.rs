@@ -104,6 +104,7 @@ fn fetch_seconds(node: &Node, planes: &Planes, positions: u32) -> Result<(f64, u
     let wanted = Wanted {
         identity: [1; 32],
         draft: [0; 32],
+        tenant: [0; 32],
         ids: (0..positions).collect(),
         planes: planes.clone(),
         span: Span { cut: positions, stages: Vec::new(), window: WINDOW },

@@ -122,6 +122,7 @@ impl Consumer {
             series: series.nonce,
             identity: series.identity,
             draft: series.draft,
+            tenant: series.tenant,
             ids: Arc::clone(&series.ids),
             span: series.plan.span().clone(),
             budget_ms: u32::try_from(budget.as_millis()).unwrap_or(u32::MAX).max(1),

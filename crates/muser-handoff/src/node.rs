@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
+use muser_kv::CacheScope;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, Semaphore};
@@ -16,7 +17,7 @@ use crate::conn::{Conn, Parts, Totals, Watcher, lock};
 use crate::dial::{open_stream, peer_key, read_hello};
 use crate::enrol;
 use crate::frame::{Frame, Hello};
-use crate::ids::{NodeKey, Nonce};
+use crate::ids::{Digest, NodeKey, Nonce};
 use crate::link::Link;
 use crate::peers::{Answer, Facts, Fetch, FetchEnd, Fetching, Peer, PeerState, Peers, Serving, Sink};
 use crate::registry::{Entry, Registry, Watch, note_keys};
@@ -576,6 +577,13 @@ impl Node {
 }
 
 impl Peers for Node {
+    fn tenant(&self, scope: &CacheScope) -> Digest {
+        if scope.is_default() {
+            return [0; 32];
+        }
+        self.secrets().current.digest("muser node v1 tenant", scope.as_bytes())
+    }
+
     fn list(&self) -> Vec<PeerState> {
         let nodes = lock(&self.watch).registry.nodes.clone();
         let slots = lock(&self.slots);

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use muser_kv::KvGroup;
+use muser_kv::{CacheScope, KvGroup};
 
 use crate::frame::{Hello, Load, Quote, Quoted, Reason, Request};
 use crate::ids::{Digest, NodeKey, Nonce};
@@ -321,6 +321,10 @@ pub struct PeerState {
 pub trait Peers: Send + Sync {
     /// Those in the registry.
     fn list(&self) -> Vec<PeerState>;
+
+    /// What nodes are told of whose prompt it is: of a cache scope of this process, by a key that never leaves, so that it tells
+    /// them nothing but that two prompts are of the same client or of different ones. Zeros of the scope of everybody.
+    fn tenant(&self, scope: &CacheScope) -> Digest;
 
     /// Asks one. `answer` is dropped if the connection is lost, or the peer does not answer for a second.
     fn quote(&self, peer: &str, quote: Quote, answer: Answer);

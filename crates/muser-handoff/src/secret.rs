@@ -48,6 +48,14 @@ impl Secret {
         self.key
     }
 
+    /// A digest that nobody else can make.
+    pub(crate) fn digest(&self, domain: &str, bytes: &[u8]) -> [u8; 32] {
+        let mut key = blake3::derive_key(domain, &self.seed[..]);
+        let digest = *blake3::keyed_hash(&key, bytes).as_bytes();
+        zeroize::Zeroize::zeroize(&mut key);
+        digest
+    }
+
     /// PKCS#8 version 1, as TLS wants it.
     pub(crate) fn pkcs8(&self) -> Zeroizing<Vec<u8>> {
         const HEAD: [u8; 16] = [0x30, 0x2e, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 4, 0x22, 4, 0x20];

@@ -15,6 +15,7 @@ pub struct Series {
     pub(crate) nonce: Nonce,
     pub(crate) identity: Digest,
     pub(crate) draft: Digest,
+    pub(crate) tenant: Digest,
     pub(crate) ids: Arc<[u32]>,
     pub(crate) prefix: Digest,
     pub(crate) plan: Arc<Plan>,
@@ -33,6 +34,8 @@ pub struct Wanted {
     pub identity: Digest,
     /// The draft whose rows are wanted too; zeros for none.
     pub draft: Digest,
+    /// Whose prompt it is, for the nodes; zeros: everybody's.
+    pub tenant: Digest,
     /// The ids, as many as the cut has positions.
     pub ids: Arc<[u32]>,
     /// The consumer's planes: with those of its draft exactly if `draft` is not zeros.
@@ -51,7 +54,7 @@ impl Series {
         wanted: Wanted,
         has: impl Fn(muser_kv::KvGroup, u32) -> bool,
     ) -> Result<Self, Refusal> {
-        let Wanted { identity, draft, ids, planes, span } = wanted;
+        let Wanted { identity, draft, tenant, ids, planes, span } = wanted;
         if ids.len() != span.cut as usize {
             return Err(Refusal::Malformed { field: "cut", found: u64::from(span.cut) });
         }
@@ -66,6 +69,7 @@ impl Series {
             nonce,
             identity,
             draft,
+            tenant,
             prefix,
             key: SeriesKey::new(nonce, &identity, &prefix),
             own,

@@ -126,6 +126,7 @@ fn fetch(
     let wanted = Wanted {
         identity: facts.identity,
         draft: [0; 32],
+        tenant: [0; 32],
         ids: Arc::clone(ids),
         planes: facts.planes.select(false),
         span: Span { cut: ids.len() as u32, stages: Vec::new(), window: facts.window },

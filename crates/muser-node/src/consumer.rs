@@ -167,12 +167,13 @@ impl Consumer {
         }
         let question = self.next_question;
         self.next_question = self.next_question.wrapping_add(1);
+        let tenant = self.peers.tenant(&query.scope());
         let quote = Quote {
             question,
             identity: self.facts.identity,
             positions: ids.len() as u32,
             held: query.known() as u32,
-            hashes: block_hashes(&self.facts.identity, &ids),
+            hashes: block_hashes(&self.facts.identity, &tenant, &ids),
         };
         let waiting: Vec<Arc<str>> = nodes.iter().map(|peer| Arc::clone(&peer.peer.name)).collect();
         let until = now + self.options.ask_for;
@@ -351,6 +352,7 @@ impl Consumer {
         let wanted = Wanted {
             identity: self.facts.identity,
             draft: if job.with_draft { self.facts.draft } else { [0; 32] },
+            tenant: self.peers.tenant(&job.scope),
             ids: job.ids[..cut as usize].into(),
             planes: self.facts.planes.select(job.with_draft),
             span: Span { cut, stages, window: self.facts.window },

@@ -295,8 +295,9 @@ impl Gives {
             }
         }
         if end == cut {
-            let shared = &self.giving.seat.shared;
-            shared.remember(block_hashes(&shared.facts.identity, &self.giving.request.ids));
+            let Giving { request, seat, .. } = &self.giving;
+            let hashes = block_hashes(&request.identity, &request.tenant, &request.ids);
+            seat.shared.remember(seat.peer, hashes);
         }
         Ok(end == cut)
     }

@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use muser_engine::EngineHandle;
-use muser_handoff::{Answer, Ended, Facts, Load, NodeKey, Outlet, Peer, Quote, Quoted, Reason, Serving};
+use muser_handoff::{
+    Answer, Digest, Ended, Facts, Load, NodeKey, Outlet, Peer, Quote, Quoted, Reason, Serving,
+};
 use muser_kv::CacheScope;
 
 use crate::NodeFigures;
@@ -54,8 +56,9 @@ impl Producer {
     }
 
     /// Whose prefixes a peer's prompts are: its own, so that no peer learns by time what others have asked.
-    pub fn scope_of(peer: &NodeKey) -> CacheScope {
-        CacheScope::of(&[b"peer", &peer.0])
+    /// And within a peer's those of one of its tenants, as it keeps them apart itself.
+    pub fn scope_of(peer: &NodeKey, tenant: &Digest) -> CacheScope {
+        CacheScope::of(&[b"peer", &peer.0, tenant])
     }
 }
 
@@ -106,7 +109,7 @@ impl Serving for Producer {
         }
     }
 
-    fn quote(&self, _: &Peer, quote: Quote, answer: Answer) {
+    fn quote(&self, peer: &Peer, quote: Quote, answer: Answer) {
         let shared = &self.shared;
         let engine = shared.engine.get();
         let busy = engine.is_none() || shared.places.load(Ordering::Relaxed) >= shared.options.most;
@@ -119,7 +122,7 @@ impl Serving for Producer {
         } else {
             busy.then_some(Reason::Busy)
         };
-        let known = shared.known(&quote.hashes).min(quote.positions as usize);
+        let known = shared.known(peer.key, &quote.hashes).min(quote.positions as usize);
         let rows = u64::from(quote.positions) - known as u64;
         let ms = |time: Option<Duration>| {
             time.map_or(0, |time| u32::try_from(time.as_millis()).unwrap_or(u32::MAX))
@@ -148,7 +151,8 @@ impl Serving for Producer {
             }
         };
         Counters::add(&shared.counters.served, 1);
-        let giving = Giving { request, outlet: Arc::clone(&outlet), scope: Self::scope_of(&peer.key), seat };
+        let scope = Self::scope_of(&peer.key, &request.tenant);
+        let giving = Giving { request, outlet: Arc::clone(&outlet), scope, seat };
         let started = std::thread::Builder::new().name("node-give".into()).spawn(move || {
             let shared = Arc::clone(&giving.seat.shared);
             let counter = match give(giving) {

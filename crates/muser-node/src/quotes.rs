@@ -27,13 +27,13 @@ pub(crate) struct Question {
     pub(crate) answers: Vec<(Arc<str>, Quoted)>,
 }
 
-/// Chain hashes of the whole blocks of a prompt, keyed by what computes it, so that they tell nothing to whoever does not have
-/// the same prompt.
-pub(crate) fn block_hashes(identity: &Digest, ids: &[u32]) -> Vec<Digest> {
+/// Chain hashes of the whole blocks of a tenant's prompt, keyed by what computes it, so that they tell nothing to whoever does not
+/// have the same prompt.
+pub(crate) fn block_hashes(identity: &Digest, tenant: &Digest, ids: &[u32]) -> Vec<Digest> {
     let mut hashes: Vec<Digest> = Vec::with_capacity(ids.len() / BLOCK_LEN);
     for block in ids.chunks_exact(BLOCK_LEN) {
         let mut hasher = blake3::Hasher::new_keyed(identity);
-        hasher.update(hashes.last().unwrap_or(&[0; 32]));
+        hasher.update(hashes.last().unwrap_or(tenant));
         block.iter().for_each(|id| {
             hasher.update(&id.to_le_bytes());
         });
@@ -93,17 +93,21 @@ mod tests {
     #[test]
     fn hashes_are_of_whole_blocks_in_their_chain_and_of_the_model() {
         let ids: Vec<u32> = (0..700).collect();
-        let hashes = block_hashes(&[1; 32], &ids);
+        let hashes = block_hashes(&[1; 32], &[0; 32], &ids);
         assert_eq!(hashes.len(), 2);
-        assert_eq!(block_hashes(&[1; 32], &ids[..513]), hashes);
-        assert_ne!(block_hashes(&[2; 32], &ids), hashes);
+        assert_eq!(block_hashes(&[1; 32], &[0; 32], &ids[..513]), hashes);
+        assert_ne!(block_hashes(&[2; 32], &[0; 32], &ids), hashes);
+        assert!(
+            block_hashes(&[1; 32], &[3; 32], &ids).iter().all(|hash| !hashes.contains(hash)),
+            "another tenant's"
+        );
         let mut other = ids.clone();
         other[3] += 1;
-        let changed = block_hashes(&[1; 32], &other);
+        let changed = block_hashes(&[1; 32], &[0; 32], &other);
         assert!(changed[0] != hashes[0] && changed[1] != hashes[1], "what follows differs too");
         other[3] -= 1;
         other[300] += 1;
-        assert_eq!(block_hashes(&[1; 32], &other)[0], hashes[0]);
+        assert_eq!(block_hashes(&[1; 32], &[0; 32], &other)[0], hashes[0]);
     }
 
     #[test]

@@ -48,8 +48,8 @@ pub(crate) struct Shared {
 pub(crate) struct State {
     /// Requests of each peer that go on, and how a later one of the same series ends an earlier one.
     going: HashMap<NodeKey, Vec<(Nonce, Arc<AtomicBool>)>>,
-    known: HashSet<Digest>,
-    order: VecDeque<Digest>,
+    known: HashSet<(NodeKey, Digest)>,
+    order: VecDeque<(NodeKey, Digest)>,
 }
 
 impl Shared {
@@ -69,10 +69,10 @@ impl Shared {
         if now.prefill_rate == 0 { None } else { Duration::try_from_secs_f64(seconds).ok() }
     }
 
-    /// The prompt has been read as far as these hashes go.
-    pub(crate) fn remember(&self, hashes: Vec<Digest>) {
+    /// A peer's prompt has been read as far as these hashes go.
+    pub(crate) fn remember(&self, peer: NodeKey, hashes: Vec<Digest>) {
         let mut state = self.lock();
-        for hash in hashes {
+        for hash in hashes.into_iter().map(|hash| (peer, hash)) {
             if state.known.insert(hash) {
                 state.order.push_back(hash);
             }
@@ -84,10 +84,10 @@ impl Shared {
         }
     }
 
-    /// Positions of a prompt that were read lately.
-    pub(crate) fn known(&self, hashes: &[Digest]) -> usize {
+    /// Positions of a prompt that were read lately for this peer: what others have asked is none of its business.
+    pub(crate) fn known(&self, peer: NodeKey, hashes: &[Digest]) -> usize {
         let state = self.lock();
-        hashes.iter().take_while(|hash| state.known.contains(*hash)).count() * BLOCK_LEN
+        hashes.iter().take_while(|hash| state.known.contains(&(peer, **hash))).count() * BLOCK_LEN
     }
 
     /// A place for a request. An earlier one of the same series gives way.
@@ -116,7 +116,7 @@ impl Shared {
 /// A place among the requests that go on; dropping it gives it back.
 pub(crate) struct Seat {
     pub(crate) shared: Arc<Shared>,
-    peer: NodeKey,
+    pub(crate) peer: NodeKey,
     /// A later request of the same series has come.
     pub(crate) replaced: Arc<AtomicBool>,
 }

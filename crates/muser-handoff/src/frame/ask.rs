@@ -83,7 +83,7 @@ pub struct Quote {
     pub positions: u32,
     /// Positions that the asker has.
     pub held: u32,
-    /// Chain hashes of the whole blocks, so that the node sees what it has.
+    /// Chain hashes of the whole blocks, so that the node sees what it has; those of one tenant are none of another's.
     pub hashes: Vec<Digest>,
 }
 
@@ -170,6 +170,9 @@ pub struct Request {
     pub identity: Digest,
     /// Are a draft's rows wanted as well? Then its digest, else zeros.
     pub draft: Digest,
+    /// Whose prompt it is at the consumer ([`crate::Peers::tenant`]), so that a node keeps apart what the consumer keeps apart;
+    /// zeros: everybody's there.
+    pub tenant: Digest,
     /// The ids; as many as the cut has positions.
     pub ids: Arc<[u32]>,
     /// Cut, stages, window.
@@ -199,6 +202,7 @@ impl Request {
         writer.fixed(&self.series.0);
         writer.fixed(&self.identity);
         writer.fixed(&self.draft);
+        writer.fixed(&self.tenant);
         writer.u32(self.span.window);
         writer.u32(self.budget_ms);
         writer.u8(self.priority);
@@ -214,6 +218,7 @@ impl Request {
         let transfer = TransferId::decode(of)?;
         let (nonce, series) = (Nonce(of.array("nonce")?), Nonce(of.array("series")?));
         let (identity, draft) = (of.array("identity")?, of.array("draft")?);
+        let tenant = of.array("tenant")?;
         let window = of.u32("window")?;
         let budget_ms = of.u32("budget_ms")?;
         let priority = of.u8("priority")?;
@@ -230,7 +235,20 @@ impl Request {
         if own.minus(&received) != own {
             return Err(Refusal::Malformed { field: "received", found: received.len() });
         }
-        Ok(Self { transfer, nonce, series, identity, draft, ids, span, budget_ms, priority, own, received })
+        Ok(Self {
+            transfer,
+            nonce,
+            series,
+            identity,
+            draft,
+            tenant,
+            ids,
+            span,
+            budget_ms,
+            priority,
+            own,
+            received,
+        })
     }
 }
 

@@ -88,6 +88,7 @@ pub(crate) fn series(cut: u32, stages: &[u32], draft: bool, has: impl Fn(KvGroup
     let wanted = Wanted {
         identity: IDENTITY,
         draft: if draft { DRAFT } else { [0; 32] },
+        tenant: [0; 32],
         ids: ids(cut),
         planes: planes(draft),
         span: span(cut, stages),

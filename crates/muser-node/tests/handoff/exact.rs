@@ -1,8 +1,9 @@
 //! E6: what a node has read is, bit for bit, what is read here.
 
+use muser_kv::CacheScope;
 use muser_node::Producer;
 
-use crate::support::{Bench, ask, assert_idle, prompt, read_here, state_digest};
+use crate::support::{Bench, ask, ask_as, assert_idle, prompt, read_here, state_digest};
 
 /// Asks here and there, and compares all there is; answers with what the consumer computed.
 fn compare(bench: &Bench, prompt: &[u32]) -> u64 {
@@ -81,13 +82,32 @@ fn what_the_node_knows_already_has_no_stages_and_is_the_same() {
         assert_idle(&bench.consumer);
         bench.consumer.forget_prefixes();
         if forget {
-            let giver = Producer::scope_of(&bench.net().consumer.key());
+            let giver = Producer::scope_of(&bench.net().consumer.key(), &[0; 32]);
             crate::support::read(&bench.producers[0], &prompt[..1700], giver);
         }
     }
     let given_up = bench.nodes.figures().given_up;
     assert_eq!(compare(&bench, &prompt[..1800]), 1);
     assert_eq!((given_up, bench.nodes.figures().given_up), (0, 0));
+    bench.assert_idle();
+}
+
+/// What one client of the consumer had read is not known at the node to another one, by answers or by time.
+#[test]
+fn tenants_of_a_consumer_are_kept_apart_at_the_node() {
+    let bench = Bench::tls(512, 1);
+    let prompt = prompt(3500, 1500);
+    let local = ask(&bench.local, &prompt, 2).tokens;
+    let computed = || bench.producers[0].metrics().prefill_rows;
+    for (tenant, rows) in [("a", 1500), ("b", 3000), ("a", 3000)] {
+        let there = ask_as(&bench.consumer, &prompt, 2, CacheScope::of(&[tenant.as_bytes()]));
+        assert_eq!(there.tokens, local, "{tenant}");
+        assert!(there.usage.handed_tokens > 1000, "{tenant}: {:?}", there.usage);
+        // The last row is the consumer's own.
+        assert!((rows - 8..=rows).contains(&computed()), "{tenant}: {}", computed());
+        assert_idle(&bench.consumer);
+        bench.consumer.forget_prefixes();
+    }
     bench.assert_idle();
 }
 

@@ -144,7 +144,7 @@ fn a_prompt_that_is_read_sooner_here_is_read_here() {
 #[test]
 fn a_node_whose_memory_is_needed_says_so_and_the_rest_is_read_here() {
     let bench = Bench::new(8192, 1);
-    let scope = Producer::scope_of(&muser_handoff::NodeKey([9; 32]));
+    let scope = Producer::scope_of(&muser_handoff::NodeKey([9; 32]), &[0; 32]);
     let prompts: Vec<_> = (0..3).map(|i| prompt(70_000 + i, 3000)).collect();
     std::thread::scope(|threads| {
         for (i, prompt) in prompts.iter().enumerate() {

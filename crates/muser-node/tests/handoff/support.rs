@@ -70,7 +70,12 @@ pub(crate) struct Said {
 }
 
 pub(crate) fn ask(engine: &EngineHandle, prompt: &[u32], tokens: u32) -> Said {
+    ask_as(engine, prompt, tokens, CacheScope::EVERYBODY)
+}
+
+pub(crate) fn ask_as(engine: &EngineHandle, prompt: &[u32], tokens: u32, scope: CacheScope) -> Said {
     let request = Request {
+        scope,
         max_tokens: Some(tokens),
         sampling: SamplingParams::greedy(),
         hash_logits: true,

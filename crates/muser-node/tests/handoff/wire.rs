@@ -11,10 +11,10 @@ use muser_handoff::frame::{ChunkHead, Frame};
 use muser_handoff::link::{Doing, Link};
 use muser_handoff::producer::Wants;
 use muser_handoff::{
-    Answer, Component, Ended, Facts, Fetch, FetchEnd, Fetching, Limits, NodeKey, Nonce, Outlet, Peer,
+    Answer, Component, Digest, Ended, Facts, Fetch, FetchEnd, Fetching, Limits, NodeKey, Nonce, Outlet, Peer,
     PeerState, Peers, Plan, Quote, Reason, Refusal, Serving, Sink, TransferId,
 };
-use muser_kv::KvGroup;
+use muser_kv::{CacheScope, KvGroup};
 
 const LIMITS: Limits = Limits { may_prefill: true, transfers: 64, rows_a_minute: 0 };
 
@@ -487,6 +487,10 @@ impl Fetching for NoFetching {
 }
 
 impl Peers for Wire {
+    fn tenant(&self, scope: &CacheScope) -> Digest {
+        *scope.as_bytes()
+    }
+
     fn list(&self) -> Vec<PeerState> {
         let state = |node: &Arc<Node>| {
             let conn = self.conn(&node.peer.name);
