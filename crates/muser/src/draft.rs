@@ -36,7 +36,8 @@ pub fn attach(
         CompanionChoice::Off => Ok(Attached::default()),
         CompanionChoice::File(path) => {
             let label = path.display().to_string();
-            let draft = Draft::load(path).map_err(anyhow::Error::new).and_then(|draft| {
+            let file = model_file::open_companion(path).and_then(|file| Draft::from_gguf(Arc::new(file)));
+            let draft = file.map_err(anyhow::Error::new).and_then(|draft| {
                 draft.check_target(model)?;
                 executor.attach_draft(draft.clone())?;
                 Ok(draft)
@@ -91,7 +92,7 @@ fn candidates(source: &ModelSource) -> Vec<Candidate> {
             .into_iter()
             .map(|path| Candidate {
                 label: path.display().to_string(),
-                open: Box::new(move || Ok(GgufFile::open(path)?)),
+                open: Box::new(move || model_file::open_companion(&path)),
             })
             .collect(),
     }

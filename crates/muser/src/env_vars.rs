@@ -3,6 +3,8 @@
 
 /// Folder of models, chat history and receipts. Default: `~/.muser`.
 pub const MUSER_HOME: &str = "MUSER_HOME";
+/// Default for `--config`.
+pub const MUSER_CONFIG: &str = "MUSER_CONFIG";
 /// Default for `--model`.
 pub const MUSER_MODEL: &str = "MUSER_MODEL";
 /// Log filter, such as `debug` or `muser_engine=trace`; stronger than `--verbose`.
@@ -36,6 +38,7 @@ const MUSER_WGPU_CACHE_DIR: &str = "MUSER_WGPU_CACHE_DIR";
 #[cfg(test)]
 pub const TABLE: &[(&str, &str)] = &[
     (MUSER_HOME, "Folder of models, chat history and receipts (default `~/.muser`)"),
+    (MUSER_CONFIG, "Default for `--config`; `off` reads no file"),
     (MUSER_MODEL, "Default for `--model`"),
     (MUSER_LOG, "Log filter, such as `debug` or `muser_engine=trace`; stronger than `--verbose`"),
     (MUSER_NO_PROGRESS, "Set to anything: no progress bars"),

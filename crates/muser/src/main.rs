@@ -8,6 +8,7 @@
 
 mod cli;
 mod commands;
+mod config;
 mod doctor;
 mod draft;
 mod engine;
@@ -29,10 +30,11 @@ mod receipt;
 
 use std::process::ExitCode;
 
-use clap::Parser as _;
+use clap::{CommandFactory as _, FromArgMatches as _};
 
-use crate::cli::{Cli, Command};
-use crate::output::Console;
+use crate::cli::{Cli, Command, GlobalArgs};
+use crate::config::ConfigError;
+use crate::output::{Console, usage_error};
 
 // glibc's allocator gives every thread an arena and returns memory late; the engine's buffers live long and are few, but
 // tokenizing and JSON allocate a lot of small pieces from several threads.
@@ -41,7 +43,15 @@ use crate::output::Console;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let words: Vec<_> = std::env::args_os().collect();
+    let cli = match config::read(&Cli::command(), &words, true) {
+        Ok(configured) => Cli::from_arg_matches(&configured.matches).unwrap_or_else(|error| error.exit()),
+        Err(ConfigError::Usage(error)) => error.exit(),
+        Err(ConfigError::File(what)) => {
+            let console = Console::from_environment(&GlobalArgs::default());
+            return output::exit_code(Err(usage_error(what)), &console);
+        }
+    };
     let console = Console::from_environment(&cli.global);
     let log_json = matches!(&cli.command, Command::Serve(args) if args.log_json);
     output::start_logging(&cli.global, &console, log_json);
@@ -62,6 +72,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => commands::bench::run(args, &console),
         Command::Cost(args) => commands::cost::run(args, &console),
         Command::Doctor(args) => commands::doctor::run(args, &console),
+        Command::Config(args) => commands::config::run(args, &words),
     };
     output::exit_code(outcome, &console)
 }

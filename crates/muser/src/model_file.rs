@@ -4,6 +4,7 @@
 //! was pulled Muse Tiny, which is part of the executable (feature `bundled-model`): one file answers on any machine. The
 //! executable is itself mapped by the system, so the 20 MB cost a copy of a few milliseconds and no file beside it.
 
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -138,34 +139,44 @@ pub fn bundled_projector() -> Option<OpenFile> {
     companion("mmproj-muse-tiny-Q8_0.gguf")
 }
 
+/// Opens a draft or a projector, compressed (`.zst`, as those of Muse Tiny lie in the tree) or not.
+pub fn open_companion(path: &Path) -> Result<GgufFile, ModelError> {
+    if !path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("zst")) {
+        return Ok(GgufFile::open(path)?);
+    }
+    let name = path.display().to_string();
+    let bytes = std::fs::read(path).map_err(|source| GgufError::Io { path: name.clone(), source })?;
+    unpacked(&name, &bytes)
+}
+
+/// Longest file that is unpacked into memory.
+const MOST_UNPACKED: u64 = 8 << 30;
+
 /// A compressed GGUF file in memory.
 fn unpacked(name: &str, bytes: &[u8]) -> Result<GgufFile, ModelError> {
     let fault = |source: std::io::Error| GgufError::Io { path: name.into(), source };
+    let invalid = |what: String| fault(std::io::Error::new(std::io::ErrorKind::InvalidData, what));
     let mut file = Vec::with_capacity(bytes.len() + bytes.len() / 4);
-    let mut decoder = ruzstd::decoding::StreamingDecoder::new(bytes)
-        .map_err(|error| fault(std::io::Error::new(std::io::ErrorKind::InvalidData, error.to_string())))?;
-    std::io::copy(&mut decoder, &mut file).map_err(fault)?;
+    let decoder =
+        ruzstd::decoding::StreamingDecoder::new(bytes).map_err(|error| invalid(error.to_string()))?;
+    let len = std::io::copy(&mut decoder.take(MOST_UNPACKED + 1), &mut file).map_err(fault)?;
+    if len > MOST_UNPACKED {
+        return Err(invalid(format!("more than {MOST_UNPACKED} bytes when unpacked")).into());
+    }
     Ok(GgufFile::from_bytes(file)?)
 }
 
 /// A file that lies where the bundled model does, as it is or compressed.
 #[cfg(not(feature = "bundled-model"))]
 fn companion(name: &str) -> Option<OpenFile> {
-    if let Some(path) = find_beside(name) {
-        return Some(Box::new(move || Ok(GgufFile::open(path)?)));
-    }
-    let path = find_beside(&format!("{name}.zst"))?;
-    Some(Box::new(move || {
-        let name = path.display().to_string();
-        let bytes = std::fs::read(&path).map_err(|source| GgufError::Io { path: name.clone(), source })?;
-        unpacked(&name, &bytes)
-    }))
+    let path = find_beside(name).or_else(|| find_beside(&format!("{name}.zst")))?;
+    Some(Box::new(move || open_companion(&path)))
 }
 
 /// Files beside a model that are looked into.
 const MOST_CANDIDATES: usize = 32;
 
-/// GGUF files beside a model that have `word` in their names; those whose name has most in common with the model's come first.
+/// GGUF files beside a model, compressed ones too, that have `word` in their names; those whose name has most in common with the model's come first.
 pub fn beside(model: &Path, word: &str) -> Vec<PathBuf> {
     let folder = match model.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
@@ -177,9 +188,9 @@ pub fn beside(model: &Path, word: &str) -> Vec<PathBuf> {
     let bare = |path: &Path| name(path).replacen(&format!("{word}-"), "", 1);
     let alike = |path: &Path| ours.bytes().zip(bare(path).bytes()).take_while(|(a, b)| a == b).count();
     let is_wanted = |path: &PathBuf| {
-        let is_gguf = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
         let name = name(path);
-        is_gguf && name.contains(word) && name != ours
+        let inner = Path::new(name.strip_suffix(".zst").unwrap_or(&name));
+        inner.extension().is_some_and(|extension| extension == "gguf") && name.contains(word) && name != ours
     };
     let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
     let mut found: Vec<PathBuf> =

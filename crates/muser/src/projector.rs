@@ -13,7 +13,7 @@ use muser_gguf::GgufFile;
 use muser_model::{Geometry, ModelError, Projector};
 
 use crate::cli::{CompanionChoice, ProjectorArgs};
-use crate::model_file::{self, ModelSource, OpenFile};
+use crate::model_file::{self, ModelSource};
 use crate::output::HintExt as _;
 
 /// What became of the search.
@@ -32,7 +32,7 @@ pub fn attach(args: &ProjectorArgs, source: &ModelSource, executor: &mut dyn Exe
         CompanionChoice::Off => Attached::default(),
         CompanionChoice::File(path) => {
             let label = path.display().to_string();
-            let projector = Projector::load(path);
+            let projector = load(path);
             take(projector, label, rule, executor)
         }
         CompanionChoice::Auto => match source {
@@ -58,7 +58,7 @@ pub fn of_model(
     let found = match (choice, source) {
         (CompanionChoice::Off, _) => None,
         (CompanionChoice::File(path), _) => {
-            let projector = Projector::load(path).and_then(fits);
+            let projector = load(path).and_then(fits);
             return projector.with_context(|| path.display().to_string());
         }
         (CompanionChoice::Auto, ModelSource::Bundled) => {
@@ -66,7 +66,7 @@ pub fn of_model(
         }
         (CompanionChoice::Auto, ModelSource::File(path)) => {
             let mut beside = model_file::beside(path, "mmproj").into_iter();
-            beside.find_map(|path| Projector::load(path).and_then(fits).ok())
+            beside.find_map(|path| load(&path).and_then(fits).ok())
         }
     };
     found
@@ -74,8 +74,12 @@ pub fn of_model(
         .hint("--mmproj PATH names one; `muser pull mmproj` brings the official one")
 }
 
-fn open_projector(open: OpenFile) -> Result<Projector, ModelError> {
-    open().and_then(|file: GgufFile| Projector::from_gguf(Arc::new(file)))
+fn load(path: &Path) -> Result<Projector, ModelError> {
+    open_projector(|| model_file::open_companion(path))
+}
+
+fn open_projector(open: impl FnOnce() -> Result<GgufFile, ModelError>) -> Result<Projector, ModelError> {
+    open().and_then(|file| Projector::from_gguf(Arc::new(file)))
 }
 
 fn take(
@@ -98,7 +102,7 @@ fn take(
 fn beside(model: &Path, rule: PositionRule, executor: &mut dyn Executor) -> Attached {
     let mut outcome = Attached::default();
     for path in model_file::beside(model, "mmproj") {
-        let tried = take(Projector::load(&path), path.display().to_string(), rule, executor);
+        let tried = take(load(&path), path.display().to_string(), rule, executor);
         if tried.label.is_some() {
             return tried;
         }

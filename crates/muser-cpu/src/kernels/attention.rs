@@ -44,7 +44,10 @@ pub(crate) struct FloatKv {
     pub(crate) scale: f32,
 }
 
-type Tile<'a> = super::kv::Tile<'a, FloatKv>;
+pub(crate) type Tile<'a> = super::kv::Tile<'a, FloatKv>;
+
+/// [`one_block`] of an instruction set.
+pub(super) type BlockKernel = unsafe fn(&Tile<'_>, usize, usize, &mut Scratch);
 
 /// Working memory of one thread.
 pub(crate) struct Scratch {
@@ -83,6 +86,7 @@ pub(crate) unsafe fn attend<S: Simd>(
     out: *mut f32,
     out_stride: usize,
     scratch: &mut Scratch,
+    one_block: BlockKernel,
 ) {
     let dim = tile.head_dim;
     let queries = tile.rows * tile.heads;
@@ -94,7 +98,7 @@ pub(crate) unsafe fn attend<S: Simd>(
     load_queries::<S>(tile, scratch);
     let blocks = tile.blocks();
     for block in blocks.clone() {
-        one_block::<S>(tile, block, blocks.end, scratch);
+        one_block(tile, block, blocks.end, scratch);
         for i in 0..queries {
             if sees(tile, i, block) {
                 let (m, l) = (scratch.p[i * BLOCK_LEN], scratch.p[i * BLOCK_LEN + 1]);
@@ -121,13 +125,14 @@ pub(crate) unsafe fn attend_blocks<S: Simd>(
     blocks: std::ops::Range<usize>,
     partial: *mut f32,
     scratch: &mut Scratch,
+    one_block: BlockKernel,
 ) {
     let dim = tile.head_dim;
     let queries = tile.rows * tile.heads;
     let size = STATE_HEAD + dim;
     load_queries::<S>(tile, scratch);
     for (b, block) in blocks.clone().enumerate() {
-        one_block::<S>(tile, block, blocks.end, scratch);
+        one_block(tile, block, blocks.end, scratch);
         for i in 0..queries {
             let to = partial.add((b * queries + i) * size);
             let seen = sees(tile, i, block);
@@ -214,7 +219,12 @@ impl Ahead {
 /// Leaves `m` and `l` in the first two values of each query's `p` row and `o` in `scratch.o`. `end_block` is where the
 /// caller ends.
 #[inline(always)]
-unsafe fn one_block<S: Simd>(tile: &Tile<'_>, block: usize, end_block: usize, scratch: &mut Scratch) {
+pub(super) unsafe fn one_block<S: Simd>(
+    tile: &Tile<'_>,
+    block: usize,
+    end_block: usize,
+    scratch: &mut Scratch,
+) {
     let dim = tile.head_dim;
     let queries = tile.rows * tile.heads;
     let base = block * BLOCK_LEN;

@@ -94,6 +94,14 @@ pub(crate) enum Scratch {
     Digits(exact::Scratch),
 }
 
+/// Attention of one block, for each kind of KV. Not inlined into [`attend`] and [`attend_blocks`]: it is most of their code, and each
+/// instruction set would have it twice.
+#[derive(Clone, Copy)]
+pub(super) struct BlockKernels {
+    pub(super) float: attention::BlockKernel,
+    pub(super) digits: exact::BlockKernel,
+}
+
 /// Whole attention of a tile; `out` row `r` gets its heads at `r * out_stride`.
 ///
 /// # Safety
@@ -105,13 +113,14 @@ pub(super) unsafe fn attend<S: Simd>(
     out: *mut f32,
     out_stride: usize,
     scratch: &mut Scratch,
+    kernels: BlockKernels,
 ) {
     match (tile.kv, scratch) {
         (KvView::Float(kv), Scratch::Float(scratch)) => {
-            attention::attend::<S>(&tile.with(kv), out, out_stride, scratch);
+            attention::attend::<S>(&tile.with(kv), out, out_stride, scratch, kernels.float);
         }
         (KvView::Digits(kv), Scratch::Digits(scratch)) => {
-            exact::attend::<S>(&tile.with(kv), out, out_stride, scratch);
+            exact::attend::<S>(&tile.with(kv), out, out_stride, scratch, kernels.digits);
         }
         _ => unreachable!("working memory is made for the executor's kind of KV"),
     }
@@ -128,13 +137,14 @@ pub(super) unsafe fn attend_blocks<S: Simd>(
     blocks: Range<usize>,
     partial: *mut f32,
     scratch: &mut Scratch,
+    kernels: BlockKernels,
 ) {
     match (tile.kv, scratch) {
         (KvView::Float(kv), Scratch::Float(scratch)) => {
-            attention::attend_blocks::<S>(&tile.with(kv), blocks, partial, scratch);
+            attention::attend_blocks::<S>(&tile.with(kv), blocks, partial, scratch, kernels.float);
         }
         (KvView::Digits(kv), Scratch::Digits(scratch)) => {
-            exact::attend_blocks::<S>(&tile.with(kv), blocks, partial, scratch);
+            exact::attend_blocks::<S>(&tile.with(kv), blocks, partial, scratch, kernels.digits);
         }
         _ => unreachable!("working memory is made for the executor's kind of KV"),
     }

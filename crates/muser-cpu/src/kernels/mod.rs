@@ -228,13 +228,32 @@ macro_rules! compile {
                 rows::silu_mul::<$simd>(gate, up, len);
             }
             $(#[$attr])*
+            unsafe fn float_block(
+                tile: &attention::Tile<'_>,
+                block: usize,
+                end: usize,
+                scratch: &mut attention::Scratch,
+            ) {
+                attention::one_block::<$simd>(tile, block, end, scratch);
+            }
+            $(#[$attr])*
+            unsafe fn digit_block(
+                tile: &exact::Tile<'_>,
+                block: usize,
+                end: usize,
+                scratch: &mut exact::Scratch,
+            ) {
+                exact::one_block::<$simd>(tile, block, end, scratch);
+            }
+            const BLOCKS: kv::BlockKernels = kv::BlockKernels { float: float_block, digits: digit_block };
+            $(#[$attr])*
             unsafe fn attend(
                 tile: &kv::Tile<'_>,
                 out: *mut f32,
                 stride: usize,
                 scratch: &mut kv::Scratch,
             ) {
-                kv::attend::<$simd>(tile, out, stride, scratch);
+                kv::attend::<$simd>(tile, out, stride, scratch, BLOCKS);
             }
             $(#[$attr])*
             unsafe fn attend_blocks(
@@ -243,7 +262,7 @@ macro_rules! compile {
                 partial: *mut f32,
                 scratch: &mut kv::Scratch,
             ) {
-                kv::attend_blocks::<$simd>(tile, blocks, partial, scratch);
+                kv::attend_blocks::<$simd>(tile, blocks, partial, scratch, BLOCKS);
             }
             $(#[$attr])*
             unsafe fn combine_blocks(

@@ -45,7 +45,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "COMMAND")]
     pub compare: Option<String>,
     /// Drop the model while the other program runs, where memory does not hold both
-    #[arg(long, requires = "compare")]
+    #[arg(long)]
     pub reload: bool,
     /// Write a receipt of this name into `receipts/` here if that folder exists, else into that of `~/.muser`
     #[arg(long, value_name = "NAME")]

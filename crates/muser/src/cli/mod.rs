@@ -2,6 +2,7 @@
 //! these definitions; `src/commands` never reads an argument that is not declared here.
 
 mod companion;
+mod config;
 mod convert;
 mod draft;
 mod generation;
@@ -19,9 +20,12 @@ mod serve;
 mod store;
 mod tools;
 
+use std::path::PathBuf;
+
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 pub use companion::CompanionChoice;
+pub use config::{ConfigArgs, ConfigCommand, ConfigShowArgs};
 pub use convert::ConvertArgs;
 pub use draft::DraftArgs;
 pub use generation::{
@@ -41,6 +45,8 @@ pub use projector::{PositionChoice, ProjectorArgs};
 pub use serve::ServeArgs;
 pub use store::{ModelsArgs, PullArgs};
 pub use tools::{DetokenizeArgs, DoctorArgs, InspectArgs, LogitsArgs, SynthArgs, TokenizeArgs};
+
+use crate::env_vars;
 
 /// Exit codes, shown below the help of every command and in the reference.
 pub const EXIT_CODES: &str = "\
@@ -63,7 +69,7 @@ pub struct Cli {
 }
 
 /// Flags of every command.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Global options")]
 pub struct GlobalArgs {
     /// Only results, warnings and errors; no notes, no progress
@@ -75,12 +81,16 @@ pub struct GlobalArgs {
     /// Colour on standard error
     #[arg(long, global = true, value_name = "WHEN", default_value = "auto")]
     pub color: ColorChoice,
+    /// File of values for flags that are not given, or `off`; default: `muser.toml` in `MUSER_HOME`, if it is there
+    #[arg(long, global = true, value_name = "FILE|off", env = env_vars::MUSER_CONFIG)]
+    pub config: Option<PathBuf>,
 }
 
 /// When to use colour.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum ColorChoice {
     /// On a terminal, unless `NO_COLOR` is set
+    #[default]
     Auto,
     /// Always
     Always,
@@ -123,4 +133,6 @@ pub enum Command {
     Synth(SynthArgs),
     /// Say what this machine offers, what muser uses of it and whether it computes right
     Doctor(DoctorArgs),
+    /// Say which values hold for the flags that are not given, and where they come from
+    Config(ConfigArgs),
 }

@@ -61,7 +61,7 @@ fn render_command(page: &mut String, command: &clap::Command, parents: &str) {
     let _ = write!(page, "## {name}\n\n{about}.\n\n```text\n{usage}\n```\n\n");
     // What is global in a group of commands is told once, with the group.
     let is_group = command.has_subcommands();
-    let everywhere = ["help", "version", "quiet", "verbose", "color"];
+    let everywhere = ["help", "version", "quiet", "verbose", "color", "config"];
     let own = |argument: &&clap::Arg| {
         !everywhere.contains(&argument.get_id().as_str()) && (is_group || !argument.is_global_set())
     };

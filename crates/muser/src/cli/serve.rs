@@ -20,10 +20,10 @@ pub struct ServeArgs {
     #[arg(long, alias = "api-key-file", value_name = "FILE")]
     pub key_file: Option<PathBuf>,
     /// Certificate chain (PEM); needs --tls-key
-    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    #[arg(long, value_name = "FILE")]
     pub tls_cert: Option<PathBuf>,
     /// Private key (PEM) of the certificate
-    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    #[arg(long, value_name = "FILE")]
     pub tls_key: Option<PathBuf>,
     /// Listen beyond loopback without key or TLS: anyone who reaches the port may use it, or who reads along, if there is a key
     #[arg(long)]

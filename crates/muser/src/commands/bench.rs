@@ -42,6 +42,11 @@ pub fn run(args: BenchArgs, console: &Console) -> Result<()> {
     if let Some(name) = &args.receipt {
         receipt::check_name(name).map_err(usage_error)?;
     }
+    if args.reload && args.compare.is_none() {
+        return Err(usage_error(
+            "--reload drops the model while the program of --compare runs, which is not given",
+        ));
+    }
     let source = ModelSource::choose(args.model.model.as_deref(), console)?;
     let report = measure(&args, &source, console)?;
     let mut out = std::io::stdout().lock();

@@ -7,6 +7,7 @@
 
 pub mod bench;
 pub mod chat;
+pub mod config;
 pub mod convert;
 pub mod cost;
 pub mod detokenize;

@@ -1,5 +1,4 @@
 use muser_backend::DraftExecutor as _;
-use std::path::Path;
 use std::sync::Arc;
 
 use super::super::tests::{KV, supported, tiny};

@@ -45,7 +45,10 @@ impl DigitKv {
     }
 }
 
-type Tile<'a> = super::kv::Tile<'a, DigitKv>;
+pub(crate) type Tile<'a> = super::kv::Tile<'a, DigitKv>;
+
+/// [`one_block`] of an instruction set: compiled once, for both ways through attention.
+pub(super) type BlockKernel = unsafe fn(&Tile<'_>, usize, usize, &mut Scratch);
 
 /// Queries of a tile, rounded up to whole groups.
 const SLOTS: usize = TILE_QUERIES + 8;
@@ -129,6 +132,7 @@ pub(super) unsafe fn attend<S: Simd>(
     out: *mut f32,
     out_stride: usize,
     scratch: &mut Scratch,
+    one_block: BlockKernel,
 ) {
     let dim = tile.head_dim;
     let queries = tile.queries();
@@ -141,7 +145,7 @@ pub(super) unsafe fn attend<S: Simd>(
         (0..queries).for_each(|i| *state.add(i * size) = NO_PEAK);
     }
     for block in blocks.clone() {
-        one_block::<S>(tile, block, blocks.end, scratch);
+        one_block(tile, block, blocks.end, scratch);
         for i in 0..queries {
             let (state, l, o) = (state.add(i * size), scratch.l[i], scratch.o.ptr::<f32>().add(i * dim));
             if tile.kv.bounded {
@@ -164,12 +168,13 @@ pub(super) unsafe fn attend_blocks<S: Simd>(
     blocks: Range<usize>,
     partial: *mut f32,
     scratch: &mut Scratch,
+    one_block: BlockKernel,
 ) {
     let dim = tile.head_dim;
     let queries = tile.queries();
     load_queries::<S>(tile, scratch);
     for (b, block) in blocks.clone().enumerate() {
-        one_block::<S>(tile, block, blocks.end, scratch);
+        one_block(tile, block, blocks.end, scratch);
         for i in 0..queries {
             let to = partial.add((b * queries + i) * (STATE_HEAD + dim));
             *to.add(1) = scratch.l[i];
@@ -283,7 +288,12 @@ struct Unit {
 
 /// Leaves each query's sum in `scratch.l` and its outputs in `scratch.o`. `end_block` is where the caller ends.
 #[inline(always)]
-unsafe fn one_block<S: Simd>(tile: &Tile<'_>, block: usize, end_block: usize, scratch: &mut Scratch) {
+pub(super) unsafe fn one_block<S: Simd>(
+    tile: &Tile<'_>,
+    block: usize,
+    end_block: usize,
+    scratch: &mut Scratch,
+) {
     match (tile.kv.head.digits, tile.kv.bounded) {
         (Digits::One, true) => block_of::<S, false, true>(tile, block, end_block, scratch),
         (Digits::Two, true) => block_of::<S, true, true>(tile, block, end_block, scratch),
