@@ -2,7 +2,6 @@
 //!
 //! Where there is none, each test is in the list of those that did not run, which `cargo xtask test` prints.
 
-use std::path::Path;
 use std::time::Duration;
 
 use muser_backend::arith::vision::PositionRule;

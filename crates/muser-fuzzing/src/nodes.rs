@@ -156,6 +156,7 @@ fn start(link: &mut Link, now: Duration) -> Vec<Doing> {
     let wanted = Wanted {
         identity: [7; 32],
         draft: [8; 32],
+        tenant: [0; 32],
         ids: (0..520).collect(),
         planes: FACTS.planes.clone(),
         span: Span { cut: 520, stages: vec![256, 512], window: 300 },
