@@ -8,7 +8,7 @@ use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
 use super::file::{Setting, Value};
-use super::{is_explicit, leaf};
+use super::given::{is_explicit, leaf};
 
 /// Flags that no file can set: they are about the file, or about no computation at all.
 const NOT_IN_FILES: [&str; 3] = ["help", "version", "config"];

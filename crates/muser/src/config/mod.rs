@@ -18,15 +18,16 @@
 
 mod apply;
 mod file;
+mod given;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::parser::ValueSource;
 use clap::{ArgMatches, Command};
 
 pub use self::apply::Sources;
 pub use self::file::Setting;
+pub use self::given::leaf;
 use crate::env_vars;
 
 /// The command line, read with the configuration file's values as defaults.
@@ -78,22 +79,6 @@ pub fn read(definitions: &Command, words: &[OsString], strict: bool) -> Result<C
     }
     let matches = definitions.clone().ignore_errors(!strict).try_get_matches_from(words);
     Ok(Configured { matches: matches.map_err(ConfigError::Usage)?, definitions, sources })
-}
-
-/// Is an argument there because somebody wrote it, in the line or in the environment?
-fn is_explicit(matches: &ArgMatches, id: &str) -> bool {
-    let is_known = matches.try_contains_id(id).is_ok();
-    is_known && matches!(matches.value_source(id), Some(ValueSource::CommandLine | ValueSource::EnvVariable))
-}
-
-/// The command that a line names, with its own matches.
-pub fn leaf(matches: &ArgMatches) -> (Vec<String>, &ArgMatches) {
-    let (mut path, mut at) = (Vec::new(), matches);
-    while let Some((name, below)) = at.subcommand() {
-        path.push(name.to_owned());
-        at = below;
-    }
-    (path, at)
 }
 
 #[cfg(test)]
