@@ -180,7 +180,7 @@ impl Drafter {
 
     /// Makes the calls of steps and rounds; `parts.kv` are K and V of the target's layers, then those of the draft.
     pub(crate) fn make_calls(&mut self, maker: &mut Maker<'_>, parts: Parts<'_>) -> Result<(), WgpuError> {
-        let kv = &parts.kv[parts.geometry.layers()..];
+        let kv = &parts.kv[parts.range.count()..];
         let extend = Extend::new(maker, self, parts, kv)?;
         let round = Round::new(maker, self, parts, kv)?;
         self.calls = Some((extend, round));

@@ -121,12 +121,15 @@ impl Round {
             count_at: TOP_AT,
             whole: false,
         };
+        let (Some(table), Some(matrix)) = (&p.weights.embedding, &p.weights.output) else {
+            return Err(WgpuError::Unsupported("a draft without the output layer".to_owned()));
+        };
         Ok(Self {
-            embed: embed(maker, &p.weights.embedding, step, &s.nothing, &b.h)?,
+            embed: embed(maker, table, step, &s.nothing, &b.h)?,
             layers,
             top: norm(maker, step, &b.factors, &s.sink, last)?,
-            output: Product::new(maker, &p.weights.output, &s.act_top, output)?,
-            logits: logits(maker, Parts { step: &drafter.data, ..p })?,
+            output: Product::new(maker, matrix, &s.act_top, output)?,
+            logits: logits(maker, Parts { step: &drafter.data, ..p }, matrix)?,
         })
     }
 
@@ -152,6 +155,7 @@ impl Round {
             factors: &b.factors,
             sink: &s.sink,
             heads: drafter.heads(),
+            has_factors: false,
             norms: [
                 Norm { mode: if index == 0 { Mode::Plain } else { Mode::Add }, ..added },
                 Norm { weight: &l.ffn_norm, ..added },
