@@ -6,6 +6,7 @@ mod bench_report;
 mod cross;
 mod dashboards;
 mod deny;
+mod dist;
 mod licences;
 mod manifest;
 mod metrics;
@@ -47,9 +48,11 @@ const STEPS: &[Step] = &[
     ("deny", "cargo-deny, where it is installed: bans, sources, licences, advisories", || {
         deny::check(&root())
     }),
-    ("packaging", "unit, container file, manifests and alerts, by the checkers that are installed", || {
-        packaging::check(&root())
-    }),
+    (
+        "packaging",
+        "unit, container file, manifests, alerts, scripts and workflows, by the checkers that are installed",
+        || packaging::check(&root()),
+    ),
     ("receipts", "the benchmark page is current, every quoted figure has a receipt", || {
         bench_report::check(&root())
     }),
@@ -75,6 +78,7 @@ const STEPS: &[Step] = &[
     ("test", "unit, property, golden and command tests", test),
     ("doc", "documentation builds, links resolve, examples run", doc),
     ("first-run", "the README's first command answers", first_run),
+    ("packages", "what `dist` makes of that executable is installed and answers", || dist::check(&root())),
 ];
 
 /// What writes a file of the tree: its name, the file, the function.
@@ -94,6 +98,16 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         });
     }
+    if name == "dist" {
+        let arguments: Vec<String> = std::env::args().skip(2).collect();
+        return match dist::command(&root(), &arguments) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(e) => {
+                println!("dist: {e:#}");
+                ExitCode::FAILURE
+            }
+        };
+    }
     if let Some((_, _, write)) = WRITERS.iter().find(|writer| writer.0 == name) {
         return match write(&root()) {
             Ok(()) => ExitCode::SUCCESS,
@@ -112,7 +126,7 @@ fn main() -> ExitCode {
             "usage: cargo xtask ci | quick (the steps that compile nothing) | nightly | STEP | WRITER\n"
         );
         STEPS.iter().for_each(|(name, what, _)| println!("  {name:12} {what}"));
-        println!();
+        println!("\n  {}\n", dist::USAGE);
         WRITERS.iter().for_each(|(name, what, _)| println!("  {name:12} {what}"));
         return ExitCode::from(2);
     }

@@ -35,16 +35,28 @@ pub(crate) fn check(root: &Path) -> Result<()> {
     ask("hadolint", &["container/Containerfile"], failed)?;
     let mut manifests = vec!["--strict".to_owned(), "--quiet".to_owned()];
     manifests.extend(files_of(&packaging, "kubernetes")?);
-    let manifests: Vec<&str> = manifests.iter().map(String::as_str).collect();
-    ask("kubernetes-validate", &manifests, failed)?;
+    ask("kubernetes-validate", &words(&manifests), failed)?;
     ask("promtool", &["check", "rules", "prometheus/alerts.yml"], failed)?;
     ask("promtool", &["test", "rules", "prometheus/alerts.test.yml"], failed)?;
     // The key's file is another machine's.
     ask("promtool", &["check", "config", "--syntax-only", "prometheus/prometheus.yml"], failed)?;
+    let mut scripts = vec!["install.sh".to_owned()];
+    scripts.extend(files_of(&packaging, "debian")?);
+    ask("shellcheck", &words(&scripts), failed)?;
+    // Workflows for a hosted CI: their form by the published schema, and what they give away. Neither asks a network.
+    let workflows = files_of(&packaging, "../.github/workflows")?;
+    let schema = ["--builtin-schema", "vendor.github-workflows"].map(str::to_owned);
+    ask("check-jsonschema", &words(&[&schema[..], &workflows[..]].concat()), failed)?;
+    let zizmor = ["--offline", "--no-progress", "--strict-collection"].map(str::to_owned);
+    ask("zizmor", &words(&[&zizmor[..], &workflows[..]].concat()), failed)?;
     if !faults.is_empty() {
         bail!("\n{}", faults.join("\n"));
     }
     Ok(())
+}
+
+fn words(list: &[String]) -> Vec<&str> {
+    list.iter().map(String::as_str).collect()
 }
 
 /// The files of a folder of `packaging`, by name.

@@ -73,6 +73,8 @@ fn main() -> ExitCode {
         Command::Cost(args) => commands::cost::run(args, &console),
         Command::Doctor(args) => commands::doctor::run(args, &console),
         Command::Config(args) => commands::config::run(args, &words),
+        Command::Completions(args) => commands::shell::completions(args),
+        Command::Man(args) => commands::shell::manual(args, &console),
     };
     output::exit_code(outcome, &console)
 }

@@ -110,31 +110,31 @@ fn pulled_default() -> anyhow::Result<Option<PathBuf>> {
 pub type OpenFile = Box<dyn FnOnce() -> Result<GgufFile, ModelError>>;
 
 /// The draft of the bundled model, where this build has one.
-#[cfg(feature = "bundled-model")]
-#[expect(clippy::unnecessary_wraps, reason = "a build without the bundled model may have none")]
+#[cfg(feature = "bundled-companions")]
+#[expect(clippy::unnecessary_wraps, reason = "a build without bundled companions may have none")]
 pub fn bundled_draft() -> Option<OpenFile> {
     const BYTES: &[u8] =
         include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/muse-tiny-dflash-Q8_0.gguf.zst"));
     Some(Box::new(|| unpacked("the bundled draft", BYTES)))
 }
 
-/// The draft of the bundled model, if it lies where that model does.
-#[cfg(not(feature = "bundled-model"))]
+/// The draft of the bundled model, if it lies where files of this program do.
+#[cfg(not(feature = "bundled-companions"))]
 pub fn bundled_draft() -> Option<OpenFile> {
     companion("muse-tiny-dflash-Q8_0.gguf")
 }
 
 /// The projector of the bundled model, where this build has one.
-#[cfg(feature = "bundled-model")]
-#[expect(clippy::unnecessary_wraps, reason = "a build without the bundled model may have none")]
+#[cfg(feature = "bundled-companions")]
+#[expect(clippy::unnecessary_wraps, reason = "a build without bundled companions may have none")]
 pub fn bundled_projector() -> Option<OpenFile> {
     const BYTES: &[u8] =
         include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/mmproj-muse-tiny-Q8_0.gguf.zst"));
     Some(Box::new(|| unpacked("the bundled projector", BYTES)))
 }
 
-/// The projector of the bundled model, if it lies where that model does.
-#[cfg(not(feature = "bundled-model"))]
+/// The projector of the bundled model, if it lies where files of this program do.
+#[cfg(not(feature = "bundled-companions"))]
 pub fn bundled_projector() -> Option<OpenFile> {
     companion("mmproj-muse-tiny-Q8_0.gguf")
 }
@@ -166,8 +166,8 @@ fn unpacked(name: &str, bytes: &[u8]) -> Result<GgufFile, ModelError> {
     Ok(GgufFile::from_bytes(file)?)
 }
 
-/// A file that lies where the bundled model does, as it is or compressed.
-#[cfg(not(feature = "bundled-model"))]
+/// A file that lies where files of this program do, as it is or compressed.
+#[cfg(not(feature = "bundled-companions"))]
 fn companion(name: &str) -> Option<OpenFile> {
     let path = find_beside(name).or_else(|| find_beside(&format!("{name}.zst")))?;
     Some(Box::new(move || open_companion(&path)))
@@ -218,14 +218,16 @@ fn bundled() -> anyhow::Result<GgufFile> {
     GgufFile::open(&path).with_context(|| path.display().to_string())
 }
 
-#[cfg(not(feature = "bundled-model"))]
+/// A file of this program: beside it (a build that was not installed), in `share` of its prefix (an installed one), or in the tree,
+/// whose place is known to nobody but builds for tests: what is shipped names no folder of the machine that built it.
+#[cfg(not(all(feature = "bundled-model", feature = "bundled-companions")))]
 fn find_beside(name: &str) -> Option<PathBuf> {
     let executable = std::env::current_exe().unwrap_or_default();
     let beside = executable.parent().unwrap_or(Path::new("."));
-    let places = [
-        beside.join("models"),
-        beside.join("../share/muser"),
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models"),
-    ];
+    #[cfg(debug_assertions)]
+    let tree = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models");
+    #[cfg(not(debug_assertions))]
+    let tree = beside.join("../../models");
+    let places = [beside.join("models"), beside.join("../share/muser"), tree];
     places.iter().map(|place| place.join(name)).find(|path| path.is_file())
 }

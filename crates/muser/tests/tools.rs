@@ -184,3 +184,39 @@ fn a_chat_with_packs_goes_on_in_the_next_process() {
     talk(&[&elsewhere, "--pack-read-only"]).success();
     assert_eq!(home.run(["pack", "ls", "--json", "--packs", &elsewhere[7..]]).success(), "[]\n");
 }
+
+#[test]
+fn every_command_is_in_completions_and_has_a_page() {
+    let home = Home::new();
+    let help = home.run(["--help"]).success();
+    let listed = help.split_once("Commands:").expect("a list of commands").1;
+    // What is indented further goes on from the line before.
+    let names = listed.lines().skip(1).take_while(|line| !line.trim().is_empty());
+    let names = names.filter_map(|line| line.strip_prefix("  ").filter(|rest| !rest.starts_with(' ')));
+    let names = names.filter_map(|rest| rest.split_whitespace().next()).filter(|name| *name != "help");
+    let commands: Vec<String> = names.map(str::to_owned).collect();
+    assert!(commands.len() > 10 && commands.contains(&"serve".to_owned()), "{commands:?}");
+    for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
+        let script = home.run(["completions", shell]).success();
+        for command in &commands {
+            assert!(script.contains(command.as_str()), "{shell}: {command}");
+        }
+        assert!(script.contains("max-bodies-mib"), "{shell}: flags of commands");
+    }
+    assert_eq!(home.run(["completions", "tcsh"]).code(), Some(2));
+    let folder = home.path("pages/man1");
+    let place = folder.display().to_string();
+    home.run(["man", &place]).success();
+    for command in &commands {
+        let page = std::fs::read_to_string(folder.join(format!("muser-{command}.1"))).expect(command);
+        assert!(page.contains(".SH SYNOPSIS") && page.contains(&format!("muser\\-{command}")), "{page}");
+    }
+    // Members of groups have pages of their own, and the first page has all.
+    assert!(folder.join("muser-pack-verify.1").is_file());
+    let page = std::fs::read_to_string(folder.join("muser.1")).expect("the first page");
+    assert!(page.contains("Exit codes") && page.contains("serve"), "{page}");
+    // A place that is a file is nobody's fault but the caller's.
+    let file = home.file("file", "x").display().to_string();
+    let refused = home.run(["man", &file]);
+    assert!(refused.code() == Some(1) && refused.stderr().contains(&file), "{}", refused.stderr());
+}

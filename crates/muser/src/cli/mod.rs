@@ -17,6 +17,7 @@ mod projector;
 #[cfg(test)]
 mod reference;
 mod serve;
+mod shell;
 mod store;
 mod tools;
 
@@ -43,6 +44,7 @@ pub use pack_store::PackStoreArgs;
 pub use parallel::Parallel;
 pub use projector::{PositionChoice, ProjectorArgs};
 pub use serve::ServeArgs;
+pub use shell::{CompletionsArgs, ManArgs};
 pub use store::{ModelsArgs, PullArgs};
 pub use tools::{DetokenizeArgs, DoctorArgs, InspectArgs, LogitsArgs, SynthArgs, TokenizeArgs};
 
@@ -135,4 +137,8 @@ pub enum Command {
     Doctor(DoctorArgs),
     /// Say which values hold for the flags that are not given, and where they come from
     Config(ConfigArgs),
+    /// Write what a shell needs to complete commands and flags
+    Completions(CompletionsArgs),
+    /// Write the manual pages into a folder
+    Man(ManArgs),
 }

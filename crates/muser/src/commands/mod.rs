@@ -21,5 +21,6 @@ pub mod pack;
 pub mod pull;
 pub mod run;
 pub mod serve;
+pub mod shell;
 pub mod synth;
 pub mod tokenize;
