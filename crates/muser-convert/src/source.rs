@@ -20,6 +20,9 @@ use crate::error::wrong;
 use crate::safetensors::{Dtype, Entry};
 use crate::scheme::{Kind, Scheme};
 
+/// Where the tower is.
+pub(crate) const TOWER: &str = "model.vision_tower.";
+
 /// Rows and inputs of a block of FP8.
 const BLOCK: u64 = 128;
 /// Inputs that share a scale in MXFP8.
@@ -357,7 +360,7 @@ impl Finder<'_> {
     fn leaves(&self) -> Vec<String> {
         let prefix = format!("{}.", self.module);
         let leaves = self.checkpoint.names().filter_map(|name| name.strip_prefix(&prefix));
-        let biased = self.module.starts_with(crate::vision::TOWER);
+        let biased = self.module.starts_with(TOWER);
         let mut leaves: Vec<String> =
             leaves.filter(|leaf| !(biased && *leaf == "bias")).map(str::to_owned).collect();
         leaves.sort();

@@ -8,12 +8,9 @@ use crate::error::wrong;
 use crate::figures::Figures;
 use crate::plan::{Order, Plan};
 use crate::scheme::Scheme;
-use crate::source::Source;
+use crate::source::{Source, TOWER};
 use crate::text::vector;
 use crate::{Choices, ConvertError, Laid};
-
-/// Where the tower is.
-pub(crate) const TOWER: &str = "model.vision_tower.";
 const CHANNELS: usize = 3;
 
 /// Plans a projector.

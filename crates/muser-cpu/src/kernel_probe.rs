@@ -11,12 +11,12 @@ use muser_backend::ExecError;
 use muser_backend::arith::{MatrixRole, Segments};
 use muser_gguf::GgmlType;
 
+use crate::bounds::Reach;
 use crate::isa::Isa;
 use crate::kernels::Kernels;
 use crate::kernels::layout::{BlockShape, TILE_ROWS};
-use crate::kernels::matmul::{
-    Finish, Input, MatrixView, Panels, Product, SUPER_SUMS, Scratch, Storage, product_run,
-};
+use crate::kernels::matmul::{Finish, Input, MatrixView, Panels, Product, SUPER_SUMS, Storage};
+use crate::kernels::product::{Scratch, product_run};
 use crate::memory::HugeBuffer;
 use crate::pool::Pool;
 use crate::probe::ReadBandwidth;
@@ -59,13 +59,13 @@ impl KernelProbe {
             row_bytes: shape.bytes * (inputs / shape.len),
             scale: 1.0,
             segments: Segments::of(MatrixRole::FfnIn, inputs),
-            storage: Storage::Repacked(std::ptr::null()),
+            storage: Storage::Repacked(std::ptr::null(), Reach::of(0)),
         };
         let tile_bytes = matrix.tile_stride(shape);
         let tiles_each = (bytes / tile_bytes / pool.threads()).max(1);
         let buffer = HugeBuffer::new(tile_bytes * tiles_each * pool.threads(), huge_pages, "kernel probe")?;
         matrix.rows = tiles_each * pool.threads() * TILE_ROWS;
-        matrix.storage = Storage::Repacked(buffer.ptr());
+        matrix.storage = Storage::Repacked(buffer.ptr(), Reach::of(buffer.len()));
         let part = tile_bytes * tiles_each;
         pool.run(&|worker| {
             // SAFETY: every thread fills its own part. 0x01 everywhere is a valid block of every type, of small numbers.
@@ -93,7 +93,12 @@ impl KernelProbe {
         let values = rows * k;
         let (mut q, mut d, mut sums) =
             (vec![1u8; values], vec![1f32; values / 32], vec![1i32; values / 256 * SUPER_SUMS]);
-        let panels = Panels { q: q.as_mut_ptr(), d: d.as_mut_ptr(), sums: sums.as_mut_ptr() };
+        let panels = Panels {
+            q: q.as_mut_ptr(),
+            d: d.as_mut_ptr(),
+            sums: sums.as_mut_ptr(),
+            reach: Reach::of(values),
+        };
         let float = vec![1f32; rows * k];
         let mut out = vec![0f32; rows * self.matrix.rows];
         let product = Shared(Product {

@@ -8,6 +8,7 @@
 //! Attention tiles, row tiles and rows are the items that threads share out ([`CpuExecutor`]'s step); all arithmetic is
 //! in `kernels`.
 
+mod bounds;
 mod executor;
 mod isa;
 mod kernel_probe;
@@ -15,8 +16,11 @@ mod kernels;
 mod memory;
 mod options;
 mod pool;
+#[cfg(test)]
+mod pool_tests;
 mod probe;
 mod simd;
+mod sync;
 mod topology;
 mod weights;
 

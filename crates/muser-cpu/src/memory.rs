@@ -1,6 +1,7 @@
 //! Large blocks of anonymous memory on huge pages where the system gives them, and how much there is to be had.
 #![allow(unsafe_code, reason = "maps memory")]
 
+use memmap2::{MmapMut, MmapOptions};
 use muser_backend::ExecError;
 
 /// Size of a huge page that we align to.
@@ -8,8 +9,7 @@ const HUGE: usize = 2 << 20;
 
 /// Zeroed memory, aligned to 2 MiB; pages come when first touched.
 pub(crate) struct HugeBuffer {
-    base: *mut u8,
-    mapped: usize,
+    map: MmapMut,
     at: *mut u8,
     len: usize,
 }
@@ -23,28 +23,12 @@ impl HugeBuffer {
     /// Maps `len` bytes for `what`; asks for huge pages if `huge`.
     pub(crate) fn new(len: usize, huge: bool, what: &str) -> Result<Self, ExecError> {
         let mapped = len.max(1).next_multiple_of(HUGE) + HUGE;
-        // SAFETY: a new private anonymous mapping touches nothing that exists.
-        let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                mapped,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
-        if base == libc::MAP_FAILED {
-            return Err(ExecError::OutOfMemory {
-                device: "cpu".into(),
-                what: what.into(),
-                needed: len as u64,
-                available: available_bytes().unwrap_or(0),
-            });
-        }
-        let base = base.cast::<u8>();
-        let at = base.wrapping_add(base.align_offset(HUGE));
-        let buffer = Self { base, mapped, at, len };
+        let mut map = MmapOptions::new().len(mapped).no_reserve_swap().map_anon().map_err(|_| {
+            let available = available_bytes().unwrap_or(0);
+            ExecError::OutOfMemory { device: "cpu".into(), what: what.into(), needed: len as u64, available }
+        })?;
+        let base = map.as_mut_ptr();
+        let buffer = Self { map, at: base.wrapping_add(base.align_offset(HUGE)), len };
         buffer.advise(0, len, huge);
         Ok(buffer)
     }
@@ -54,14 +38,13 @@ impl HugeBuffer {
         let (from, to) = (from / HUGE * HUGE, to.min(self.len.max(1)).next_multiple_of(HUGE));
         #[cfg(target_os = "linux")]
         if from < to {
-            let advice = if huge { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
-            // SAFETY: the range lies inside the mapping, which has room for `len` rounded up; advice may fail without harm.
-            unsafe {
-                libc::madvise(self.at.add(from).cast(), to - from, advice);
-            }
+            let advice = if huge { memmap2::Advice::HugePage } else { memmap2::Advice::NoHugePage };
+            let start = self.at as usize - self.map.as_ptr() as usize;
+            // It may fail without harm.
+            let _ = self.map.advise_range(advice, start + from, to - from);
         }
         #[cfg(not(target_os = "linux"))]
-        let _ = (from, to, huge);
+        let _ = (from, to, huge, &self.map);
     }
 
     /// First byte.
@@ -75,15 +58,6 @@ impl HugeBuffer {
     }
 }
 
-impl Drop for HugeBuffer {
-    fn drop(&mut self) {
-        // SAFETY: exactly the mapping made in `new`.
-        unsafe {
-            libc::munmap(self.base.cast(), self.mapped);
-        }
-    }
-}
-
 /// Asks the system to take these bytes of a file map out of its cache now. Memory that is not a file's stays as it is.
 #[cfg(target_os = "linux")]
 pub(crate) fn drop_from_cache(bytes: &[u8]) {
@@ -93,9 +67,9 @@ pub(crate) fn drop_from_cache(bytes: &[u8]) {
     let end = (bytes.as_ptr() as usize + bytes.len()) / PAGE * PAGE;
     if start < end {
         // SAFETY: the advice changes no byte of the range, whatever is mapped there; it may fail without harm.
-        unsafe {
-            libc::madvise(start as *mut libc::c_void, end - start, libc::MADV_PAGEOUT);
-        }
+        let _ = unsafe {
+            rustix::mm::madvise(start as *mut std::ffi::c_void, end - start, rustix::mm::Advice::LinuxPageOut)
+        };
     }
 }
 

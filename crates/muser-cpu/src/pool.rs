@@ -11,18 +11,21 @@
 //! and comes back to the caller as an error; the pool stays usable.
 #![allow(unsafe_code, reason = "hands a borrowed closure to other threads and waits for them")]
 
-use std::cell::UnsafeCell;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{JoinHandle, Thread};
-use std::time::{Duration, Instant};
+use std::sync::PoisonError;
+use std::time::Duration;
 
+use crossbeam_utils::CachePadded;
+
+use crate::sync::{
+    Arc, AtomicBool, AtomicU32, AtomicUsize, Builder, JoinHandle, Mutex, MutexGuard, Ordering, Thread,
+    UnsafeCell, current, park, spin, spin_for,
+};
 use crate::topology::{Topology, pin_to};
 
 /// How long a thread without a job spins before it parks.
-const SPIN: Duration = Duration::from_micros(300);
+pub(crate) const SPIN: Duration = Duration::from_micros(300);
 
 /// Another thread of the job panicked; the job must end.
 #[derive(Clone, Copy, Debug)]
@@ -30,27 +33,23 @@ pub(crate) struct Broken;
 
 type Job<'a> = dyn Fn(&Worker<'_>) -> Result<(), Broken> + Sync + 'a;
 
-/// Keeps what different threads write on different cache lines.
-#[repr(align(128))]
-struct Line<T>(T);
-
 struct Shared {
     threads: usize,
     /// Turns to spin in a job before parking (2,000 are some 50 µs): few when threads have to take turns on processors.
     spins: u32,
     /// Bumped to start a job; [`Self::job`] is valid from then until all are done.
-    epoch: Line<AtomicU32>,
+    epoch: CachePadded<AtomicU32>,
     job: UnsafeCell<Option<*const Job<'static>>>,
     /// Workers that have not finished the current job.
-    running: Line<AtomicUsize>,
-    arrived: Line<AtomicUsize>,
-    phase: Line<AtomicU32>,
-    next: Line<AtomicUsize>,
+    running: CachePadded<AtomicUsize>,
+    arrived: CachePadded<AtomicUsize>,
+    phase: CachePadded<AtomicU32>,
+    next: CachePadded<AtomicUsize>,
     broken: AtomicBool,
     stop: AtomicBool,
     /// Is this thread about to park, or parked? Set before the thread looks a last time at what it waits for; looked at by
     /// others after they have changed that.
-    parked: Vec<Line<AtomicBool>>,
+    parked: Vec<CachePadded<AtomicBool>>,
     /// The threads, to unpark them: the caller of the current job, then the workers.
     threads_known: Mutex<Vec<Thread>>,
     message: Mutex<Option<String>>,
@@ -84,16 +83,16 @@ impl Pool {
         let shared = Arc::new(Shared {
             threads,
             spins: if threads <= topology.processors.len().max(topology.threads) { 4000 } else { 16 },
-            epoch: Line(AtomicU32::new(0)),
+            epoch: CachePadded::new(AtomicU32::new(0)),
             job: UnsafeCell::new(None),
-            running: Line(AtomicUsize::new(0)),
-            arrived: Line(AtomicUsize::new(0)),
-            phase: Line(AtomicU32::new(0)),
-            next: Line(AtomicUsize::new(0)),
+            running: CachePadded::new(AtomicUsize::new(0)),
+            arrived: CachePadded::new(AtomicUsize::new(0)),
+            phase: CachePadded::new(AtomicU32::new(0)),
+            next: CachePadded::new(AtomicUsize::new(0)),
             broken: AtomicBool::new(false),
             stop: AtomicBool::new(false),
-            parked: (0..threads).map(|_| Line(AtomicBool::new(false))).collect(),
-            threads_known: Mutex::new(vec![std::thread::current()]),
+            parked: (0..threads).map(|_| CachePadded::new(AtomicBool::new(false))).collect(),
+            threads_known: Mutex::new(vec![current()]),
             message: Mutex::new(None),
         });
         // More threads than cores cannot be pinned one to a core.
@@ -103,7 +102,7 @@ impl Pool {
         for index in 1..threads {
             let shared = Arc::clone(&pool.shared);
             let cpu = cpus.get(index).copied();
-            let handle = std::thread::Builder::new().name(format!("muser-cpu-{index}")).spawn(move || {
+            let handle = Builder::new().name(format!("muser-cpu-{index}")).spawn(move || {
                 if let Some(cpu) = cpu {
                     pin_to(cpu);
                 }
@@ -124,24 +123,24 @@ impl Pool {
     pub(crate) fn run<'a>(&mut self, job: &'a Job<'a>) -> Result<(), String> {
         let shared = &*self.shared;
         if let Some(caller) = lock(&shared.threads_known).first_mut()
-            && caller.id() != std::thread::current().id()
+            && caller.id() != current().id()
         {
-            *caller = std::thread::current();
+            *caller = current();
         }
-        shared.arrived.0.store(0, Ordering::Relaxed);
-        shared.next.0.store(0, Ordering::Relaxed);
+        shared.arrived.store(0, Ordering::Relaxed);
+        shared.next.store(0, Ordering::Relaxed);
         shared.broken.store(false, Ordering::Relaxed);
-        shared.running.0.store(shared.threads - 1, Ordering::Relaxed);
+        shared.running.store(shared.threads - 1, Ordering::Relaxed);
         // SAFETY: the lifetime is only hidden: this function does not return before every worker is done with the job,
         // and no worker reads the cell now, because none is running.
-        unsafe {
-            *shared.job.get() = Some(std::mem::transmute::<&'a Job<'a>, &'static Job<'static>>(job));
-        }
-        shared.epoch.0.fetch_add(1, Ordering::SeqCst);
+        shared.job.with_mut(|cell| unsafe {
+            *cell = Some(std::mem::transmute::<&'a Job<'a>, &'static Job<'static>>(job));
+        });
+        shared.epoch.fetch_add(1, Ordering::SeqCst);
         shared.wake(1..shared.threads);
         let pinned = self.caller.map(pin_to);
         run_guarded(shared, 0, job);
-        shared.wait(0, || shared.running.0.load(Ordering::SeqCst) == 0);
+        shared.wait(0, || shared.running.load(Ordering::SeqCst) == 0);
         if let Some(pinned) = pinned {
             pinned.undo();
         }
@@ -156,7 +155,7 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
-        self.shared.epoch.0.fetch_add(1, Ordering::SeqCst);
+        self.shared.epoch.fetch_add(1, Ordering::SeqCst);
         self.shared.wake(1..self.shared.threads);
         for handle in self.handles.drain(..) {
             // A worker catches the panics of its jobs, so there is nothing to learn from the result.
@@ -175,7 +174,7 @@ impl Worker<'_> {
     #[inline]
     pub(crate) fn share(&self, count: usize, mut f: impl FnMut(usize)) {
         loop {
-            let item = self.shared.next.0.fetch_add(1, Ordering::Relaxed);
+            let item = self.shared.next.fetch_add(1, Ordering::Relaxed);
             if item >= count {
                 return;
             }
@@ -187,15 +186,15 @@ impl Worker<'_> {
     #[inline]
     pub(crate) fn barrier(&self) -> Result<(), Broken> {
         let shared = self.shared;
-        let phase = shared.phase.0.load(Ordering::Relaxed);
-        if shared.arrived.0.fetch_add(1, Ordering::AcqRel) + 1 == shared.threads {
-            shared.arrived.0.store(0, Ordering::Relaxed);
-            shared.next.0.store(0, Ordering::Relaxed);
-            shared.phase.0.store(phase.wrapping_add(1), Ordering::SeqCst);
+        let phase = shared.phase.load(Ordering::Relaxed);
+        if shared.arrived.fetch_add(1, Ordering::AcqRel) + 1 == shared.threads {
+            shared.arrived.store(0, Ordering::Relaxed);
+            shared.next.store(0, Ordering::Relaxed);
+            shared.phase.store(phase.wrapping_add(1), Ordering::SeqCst);
             shared.wake(0..shared.threads);
             return Ok(());
         }
-        let passed = || shared.phase.0.load(Ordering::SeqCst) != phase;
+        let passed = || shared.phase.load(Ordering::SeqCst) != phase;
         shared.wait(self.index, || passed() || shared.broken.load(Ordering::SeqCst));
         if passed() { Ok(()) } else { Err(Broken) }
     }
@@ -205,21 +204,17 @@ impl Shared {
     /// Waits in a job for what other threads do before they call [`Self::wake`]; `done` reads with `SeqCst`.
     #[inline]
     fn wait(&self, index: usize, done: impl Fn() -> bool) {
-        for _ in 0..self.spins {
-            if done() {
-                return;
-            }
-            std::hint::spin_loop();
+        if !spin(self.spins, &done) {
+            self.park(index, done);
         }
-        self.park(index, done);
     }
 
     #[cold]
     fn park(&self, index: usize, done: impl Fn() -> bool) {
-        let parked = &self.parked[index].0;
+        let parked = &self.parked[index];
         parked.store(true, Ordering::SeqCst);
         while !done() {
-            std::thread::park();
+            park();
         }
         parked.store(false, Ordering::SeqCst);
     }
@@ -228,7 +223,7 @@ impl Shared {
     #[inline]
     fn wake(&self, threads: Range<usize>) {
         for index in threads {
-            if self.parked[index].0.load(Ordering::SeqCst) {
+            if self.parked[index].load(Ordering::SeqCst) {
                 // Unparking somebody who is just leaving does no harm: the next park returns at once and looks again.
                 if let Some(thread) = lock(&self.threads_known).get(index) {
                     thread.unpark();
@@ -267,11 +262,11 @@ fn work(shared: &Shared, index: usize) {
         }
         // SAFETY: the epoch that we just saw was published after the cell was written, and the caller keeps the
         // closure alive until `running` is 0.
-        let job = unsafe { (*shared.job.get()).map(|job| &*job) };
+        let job = shared.job.with(|cell| unsafe { (*cell).map(|job| &*job) });
         if let Some(job) = job {
             run_guarded(shared, index, job);
         }
-        if shared.running.0.fetch_sub(1, Ordering::SeqCst) == 1 {
+        if shared.running.fetch_sub(1, Ordering::SeqCst) == 1 {
             shared.wake(0..1);
         }
     }
@@ -279,90 +274,9 @@ fn work(shared: &Shared, index: usize) {
 
 /// Spins, then parks, until the epoch is another than `seen`.
 fn wait_for_job(shared: &Shared, index: usize, seen: u32) -> u32 {
-    let start = Instant::now();
-    loop {
-        for _ in 0..64 {
-            let epoch = shared.epoch.0.load(Ordering::Acquire);
-            if epoch != seen {
-                return epoch;
-            }
-            std::hint::spin_loop();
-        }
-        if start.elapsed() > SPIN {
-            break;
-        }
+    if spin_for(SPIN, || shared.epoch.load(Ordering::Acquire) != seen) {
+        return shared.epoch.load(Ordering::Acquire);
     }
-    shared.park(index, || shared.epoch.0.load(Ordering::SeqCst) != seen);
-    shared.epoch.0.load(Ordering::SeqCst)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_item_once_in_every_phase() {
-        for threads in [1, 2, 5] {
-            let mut pool = Pool::new(Some(threads)).expect("threads start");
-            let counts: Vec<AtomicUsize> = (0..100).map(|_| AtomicUsize::new(0)).collect();
-            for _ in 0..50 {
-                pool.run(&|worker| {
-                    for _ in 0..7 {
-                        worker.share(counts.len(), |i| {
-                            counts[i].fetch_add(1, Ordering::Relaxed);
-                        });
-                        worker.barrier()?;
-                    }
-                    Ok(())
-                })
-                .expect("no panic");
-            }
-            assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 350));
-        }
-    }
-
-    #[test]
-    fn writes_before_a_barrier_are_seen_after_it() {
-        let mut pool = Pool::new(Some(3)).expect("threads start");
-        let cells: Vec<AtomicUsize> = (0..3).map(|_| AtomicUsize::new(0)).collect();
-        pool.run(&|worker| {
-            for round in 1..1000 {
-                cells[worker.index].store(round, Ordering::Relaxed);
-                worker.barrier()?;
-                assert!(cells.iter().all(|c| c.load(Ordering::Relaxed) == round));
-                worker.barrier()?;
-            }
-            Ok(())
-        })
-        .expect("no panic");
-    }
-
-    #[test]
-    fn panics_come_back_and_the_pool_lives_on() {
-        let mut pool = Pool::new(Some(3)).expect("threads start");
-        for bad in 0..3 {
-            let result = pool.run(&|worker| {
-                worker.barrier()?;
-                assert!(worker.index != bad, "worker {bad} fails");
-                worker.barrier()
-            });
-            assert_eq!(result.expect_err("a panic"), format!("worker {bad} fails"));
-            pool.run(&|worker| worker.barrier()).expect("works again");
-        }
-    }
-
-    #[test]
-    fn wakes_parked_threads() {
-        let mut pool = Pool::new(Some(2)).expect("threads start");
-        for _ in 0..3 {
-            std::thread::sleep(SPIN * 3);
-            let count = AtomicUsize::new(0);
-            pool.run(&|_| {
-                count.fetch_add(1, Ordering::Relaxed);
-                Ok(())
-            })
-            .expect("no panic");
-            assert_eq!(count.load(Ordering::Relaxed), 2);
-        }
-    }
+    shared.park(index, || shared.epoch.load(Ordering::SeqCst) != seen);
+    shared.epoch.load(Ordering::SeqCst)
 }

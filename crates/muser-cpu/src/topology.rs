@@ -1,8 +1,10 @@
 //! Which processors to use: the affinity mask and the cgroup quota that are already set, one thread per core.
-#![allow(unsafe_code, reason = "asks the system for the affinity mask and sets it")]
 
 use std::collections::BTreeSet;
 use std::path::Path;
+
+#[cfg(target_os = "linux")]
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// Processors for the pool's threads, in order; one per physical core.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,16 +107,8 @@ fn processors_of(dir: &Path) -> Option<usize> {
 /// Logical processors of the affinity mask; empty where there is no such thing.
 #[cfg(target_os = "linux")]
 fn allowed_processors() -> Vec<usize> {
-    // SAFETY: a cpu_set_t is plain bits, and the call writes no more than its size.
-    let set = unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) != 0 {
-            return Vec::new();
-        }
-        set
-    };
-    // SAFETY: the index is below the size of the set.
-    (0..libc::CPU_SETSIZE as usize).filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) }).collect()
+    let Ok(set) = sched_getaffinity(None) else { return Vec::new() };
+    (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect()
 }
 
 #[cfg(not(target_os = "linux"))]
@@ -125,24 +119,20 @@ fn allowed_processors() -> Vec<usize> {
 /// Affinity that a thread had before it was pinned.
 pub(crate) struct Pinned {
     #[cfg(target_os = "linux")]
-    before: Option<libc::cpu_set_t>,
+    before: Option<CpuSet>,
 }
 
 /// Pins the calling thread; failing to is not an error, the thread then floats.
 #[cfg(target_os = "linux")]
 pub(crate) fn pin_to(cpu: usize) -> Pinned {
-    if cpu >= libc::CPU_SETSIZE as usize {
+    if cpu >= CpuSet::MAX_CPU {
         return Pinned { before: None };
     }
-    // SAFETY: the sets are plain bits, the index is below their size, the calls read and write no more than that.
-    unsafe {
-        let mut before: libc::cpu_set_t = std::mem::zeroed();
-        let known = libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut before) == 0;
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(cpu, &mut set);
-        let pinned = libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set) == 0;
-        Pinned { before: (known && pinned).then_some(before) }
-    }
+    let before = sched_getaffinity(None).ok();
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    let pinned = sched_setaffinity(None, &set).is_ok();
+    Pinned { before: before.filter(|_| pinned) }
 }
 
 #[cfg(target_os = "linux")]
@@ -150,10 +140,7 @@ impl Pinned {
     /// Gives the calling thread its affinity back: threads that it starts later inherit it.
     pub(crate) fn undo(self) {
         if let Some(before) = self.before {
-            // SAFETY: the mask is the one that the system gave.
-            unsafe {
-                libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const before);
-            }
+            let _ = sched_setaffinity(None, &before);
         }
     }
 }

@@ -13,6 +13,7 @@ use muser_backend::{ExecError, LayerRange};
 use muser_gguf::GgmlType;
 use muser_model::{Matrix, Model, ModelError};
 
+use crate::bounds::Reach;
 use crate::kernels::layout::{BlockShape, TILE_ROWS};
 use crate::kernels::matmul::{MatrixView, Storage};
 use crate::kernels::unpack::Class;
@@ -142,7 +143,10 @@ impl Bound {
             copy.advise(0, bytes, true);
         }
         for job in &jobs {
-            views[job.index].storage = Storage::Repacked(copy.ptr().wrapping_add(job.at));
+            views[job.index].storage = Storage::Repacked(
+                copy.ptr().wrapping_add(job.at),
+                Reach::of(job.tile_stride * job.from.tiles()),
+            );
         }
         Ok(Self { views, copy: Some(copy) })
     }
@@ -276,7 +280,7 @@ fn advise_up_to(copy: &HugeBuffer, advised: &Mutex<usize>, end: usize) {
 /// `to` is writable for a tile row.
 unsafe fn repack_tile(job: &Job<'_>, tile: usize, to: *mut u8) {
     let m = &job.from;
-    let Storage::Native(base) = m.storage else { return };
+    let Storage::Native(base, _) = m.storage else { return };
     let blocks = m.cols / job.shape.len;
     let mut rows = [base; TILE_ROWS];
     for (r, row) in rows.iter_mut().enumerate() {
@@ -316,6 +320,6 @@ fn native(matrix: &Matrix, role: MatrixRole) -> Result<MatrixView, ExecError> {
         row_bytes,
         scale: matrix.scale,
         segments,
-        storage: Storage::Native(bytes.as_ptr()),
+        storage: Storage::Native(bytes.as_ptr(), Reach::of(bytes.len())),
     })
 }

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use muser_backend::arith;
 use muser_backend::arith::attention::{Digits, MAX_LOG2_SCORE, score_bound};
 use muser_backend::{
-    Crossing, DraftBatch, DraftExecutor, ExecError, Executor, ExecutorInfo, KvCapacity, KvType, LayerRange,
-    LentBlock, RowWants, StepBatch, StepOutput, numeric_route, only_a_part,
+    DraftBatch, DraftExecutor, ExecError, Executor, ExecutorInfo, KvCapacity, KvType, LentBlock, RowWants,
+    StepBatch, StepOutput, numeric_route,
 };
 use muser_gguf::GgmlType;
 use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
@@ -22,24 +22,22 @@ use muser_model::{Draft, Geometry, Matrix, Model};
 
 mod blocks;
 mod drafting;
-mod part;
 mod pictures;
 
 use crate::CudaError;
 use crate::draft::Drafter;
-use crate::driver::{Buffer, Context, Function, Graph, Launch, Module, Pinned, Stream};
+use crate::driver::{Buffer, Context, Graph, Launch, Pinned, Stream};
 use crate::forward::{
-    Activations, KvPool, PART_VALUES, RowKernels, Scratch, SelectShape, TOP_ROWS, Walk, id_of_rank,
-    layer_bytes, value_of_rank,
+    Activations, ContextDraft, ForwardPass, KvPool, PART_VALUES, RowKernels, Scratch, SelectShape, TOP_ROWS,
+    id_of_rank, layer_bytes, value_of_rank,
 };
-use crate::kernels::{FILES, ReadArgs, Tuning};
-use crate::matrix::{FEW_ROWS, Product, ProductKernels, Tile};
-use crate::nvrtc;
+use crate::kernels::{ReadArgs, Tuning};
+use crate::loaded::Kernels;
+use crate::matrix::{FEW_ROWS, Prefill, Product, ProductKernels};
 use crate::selftest::{self, Card};
 use crate::step_data::{AttentionLimits, StepData, StepShape};
 use crate::tower::Tower;
-use crate::weights::{LayerOnDevice, Repack, Weights};
-pub(crate) use part::Taps;
+use crate::weights::{LayerOnDevice, Weights};
 
 /// Block table entries of a step of few rows, to begin with.
 const SMALL_TABLE_LEN: usize = 16 * 1024;
@@ -59,77 +57,9 @@ pub struct CudaOptions {
     pub kv: KvType,
 }
 
-/// How steps of more rows than a few (128) multiply.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Prefill {
-    /// With the bits of decoding: a row's results do not depend on the step that it is in.
-    #[default]
-    Exact,
-    /// With weights rounded to 8 bits, on Hopper (elsewhere the same as `Exact`): faster, with bits of its own, so that a
-    /// prompt's results depend on how it was cut into steps.
-    Fast,
-}
-
 impl Default for CudaOptions {
     fn default() -> Self {
         Self { device: 0, max_rows: 2048, graphs: true, prefill: Prefill::Exact, kv: KvType::Int16 }
-    }
-}
-
-/// Loaded kernels of a device.
-pub(crate) struct Kernels {
-    _modules: Vec<Module>,
-    functions: HashMap<&'static str, Function>,
-}
-
-impl Kernels {
-    /// Compiles (or takes from the cache) and loads every kernel file.
-    pub(crate) fn load(context: &Arc<Context>) -> Result<Self, CudaError> {
-        if context.arch < 80 {
-            return Err(CudaError::DeviceUnsuitable {
-                device: context.name.clone(),
-                needed: "compute capability 8.0".to_owned(),
-                found: format!("{}.{}", context.arch / 10, context.arch % 10),
-            });
-        }
-        let images: Vec<_> = std::thread::scope(|scope| {
-            let jobs: Vec<_> = FILES
-                .iter()
-                .filter(|f| f.supports(context.arch))
-                .map(|f| scope.spawn(|| nvrtc::compile_cached(f, context.arch)))
-                .collect();
-            jobs.into_iter().map(|j| j.join().expect("compiling does not panic")).collect()
-        });
-        let (mut modules, mut functions) = (Vec::new(), HashMap::new());
-        for (file, compiled) in FILES.iter().filter(|f| f.supports(context.arch)).zip(images) {
-            let module = Module::load(context, &compiled?.image)?;
-            for name in file.kernels {
-                functions.insert(*name, module.function(name)?);
-            }
-            modules.push(module);
-        }
-        Ok(Self { _modules: modules, functions })
-    }
-
-    pub(crate) fn get(&self, name: &str) -> Result<Function, CudaError> {
-        self.functions.get(name).copied().ok_or_else(|| CudaError::Call {
-            call: "kernel lookup",
-            what: format!("no kernel is called {name}"),
-        })
-    }
-
-    /// A kernel that there is for every width of K and V.
-    pub(crate) fn of_width(&self, name: &str, digits: Digits) -> Result<Function, CudaError> {
-        self.get(&format!("{name}_{}", digits.count()))
-    }
-
-    pub(crate) fn products(&self, context: &Arc<Context>) -> Result<ProductKernels, CudaError> {
-        ProductKernels::new(context, &|name: &str| self.get(name))
-    }
-
-    pub(crate) fn repack(&self) -> Result<Repack, CudaError> {
-        let [a, b, c, d, e] = Tile::ALL.map(|t| self.get(&format!("repack_{}", t.name())));
-        Ok([a?, b?, c?, d?, e?])
     }
 }
 
@@ -161,9 +91,6 @@ pub struct CudaExecutor {
     model: Model,
     geometry: Geometry,
     limits: AttentionLimits,
-    /// The layers of the model that are here.
-    range: LayerRange,
-    taps: Taps,
     options: CudaOptions,
     /// Of K and V, as `options.kv` says.
     digits: Digits,
@@ -177,11 +104,6 @@ const RESERVED_PART: u64 = 50;
 impl CudaExecutor {
     /// Loads `model` onto a card: compiles the kernels (once per machine), copies and repacks the weights.
     pub fn new(model: &Model, options: CudaOptions) -> Result<Self, CudaError> {
-        Self::part(model, LayerRange::whole(model.geometry.layers()), options)
-    }
-
-    /// The same of some layers of `model`.
-    pub fn part(model: &Model, range: LayerRange, options: CudaOptions) -> Result<Self, CudaError> {
         let digits = digits_of(options.kv)?;
         let context = Context::open(options.device)?;
         let geometry = model.geometry.clone();
@@ -196,7 +118,7 @@ impl CudaExecutor {
             let compared = selftest::at_start(&card, &weight_types(model), options.prefill, digits)?.compared;
             tracing::debug!(compared, seconds = start.elapsed().as_secs_f64(), "kernels are right");
         }
-        let weights = Weights::load(&context, model, range, &kernels.repack()?)?;
+        let weights = Weights::load(&context, model, &kernels.repack()?)?;
         products.set_prefill(options.prefill);
         products.reserve(&context, weights.layers.iter().flat_map(LayerOnDevice::products))?;
         let options = CudaOptions { max_rows: options.max_rows.max(FEW_ROWS), ..options };
@@ -210,7 +132,6 @@ impl CudaExecutor {
         let rows = RowKernels {
             embed: kernels.get("embed_rows")?,
             norm: kernels.get("norm_rows")?,
-            norm_cut: kernels.get("norm_cut")?,
             silu: kernels.get("silu_rows")?,
             logits: kernels.get("logit_rows")?,
             select: kernels.get("top_select")?,
@@ -224,13 +145,12 @@ impl CudaExecutor {
             gate: kernels.get("digits_gate")?,
             transpose: kernels.get("kv_transpose")?,
         };
-        let scratch = scratch(&context, &geometry, &weights, range, &options, limits)?;
+        let scratch = scratch(&context, &geometry, &weights, &options, limits)?;
         let table = angles(geometry.rope_theta, geometry.head_dim, geometry.context);
         let angles = Buffer::from_slice(&context, &table, "rotation angles")?;
         let select = SelectShape::of(geometry.vocab);
         let empty = || KvPool::empty(&context);
-        let info = info(&context, model, range, &options, digits);
-        let top_rows = if range.has_output() { TOP_ROWS } else { 0 };
+        let info = info(&context, model, &options, digits);
         let mut executor = Self {
             graphs: HashMap::new(),
             drafter: None,
@@ -241,8 +161,8 @@ impl CudaExecutor {
             sliding: empty()?,
             staging: Buffer::new(&context, 0, "a KV block on its way")?,
             scratch,
-            logits_on_host: Pinned::zeroed(&context, (top_rows * geometry.vocab).max(1))?,
-            hidden_on_host: Pinned::zeroed(&context, (top_rows * geometry.hidden).max(1))?,
+            logits_on_host: Pinned::zeroed(&context, TOP_ROWS * geometry.vocab)?,
+            hidden_on_host: Pinned::zeroed(&context, TOP_ROWS * geometry.hidden)?,
             best_on_host: Pinned::zeroed(&context, TOP_ROWS)?,
             sorted_on_host: Pinned::zeroed(&context, TOP_ROWS * select.most)?,
             angles,
@@ -255,8 +175,6 @@ impl CudaExecutor {
             model: model.clone(),
             geometry,
             limits,
-            range,
-            taps: Taps::default(),
             options,
             digits,
             info,
@@ -295,26 +213,18 @@ impl CudaExecutor {
         Ok(best)
     }
 
-    fn run(
-        &mut self,
-        batch: &StepBatch,
-        crossing: &mut Crossing,
-        out: &mut StepOutput,
-    ) -> Result<(), CudaError> {
+    fn run(&mut self, batch: &StepBatch, out: &mut StepOutput) -> Result<(), CudaError> {
         self.context.bind()?;
         let _settle = self.stream.settle_at_end();
         let small = batch.rows().len() <= FEW_ROWS;
         self.make_room(batch, small)?;
         let data = if small { &mut self.small } else { &mut self.large };
         let shape = data.fill(batch, &self.geometry, self.limits);
-        if !batch.embeddings().is_empty() && self.range.has_embedding() {
+        if !batch.embeddings().is_empty() {
             self.scratch.embeddings.write(0, batch.embeddings())?;
         }
         let data = if small { &self.small } else { &self.large };
         data.upload(&self.stream)?;
-        if !self.range.has_embedding() {
-            self.take_over(data, shape, crossing)?;
-        }
         if small && self.options.graphs {
             if !self.graphs.contains_key(&shape) {
                 let graph = self.stream.capture(|| self.walk(data, shape).small_step())?;
@@ -326,11 +236,7 @@ impl CudaExecutor {
         } else {
             self.walk(data, shape).layers()?;
         }
-        if self.range.has_output() {
-            self.collect(batch, shape, small, out)
-        } else {
-            self.hand_over(shape, crossing)
-        }
+        self.collect(batch, shape, small, out)
     }
 
     /// Brings what is wanted of the rows to the host, and nothing else.
@@ -409,8 +315,8 @@ impl CudaExecutor {
         Ok(())
     }
 
-    fn walk<'a>(&'a self, data: &'a StepData, shape: StepShape) -> Walk<'a> {
-        Walk {
+    fn walk<'a>(&'a self, data: &'a StepData, shape: StepShape) -> ForwardPass<'a> {
+        ForwardPass {
             stream: &self.stream,
             geometry: &self.geometry,
             weights: &self.weights,
@@ -420,43 +326,14 @@ impl CudaExecutor {
             angles: &self.angles,
             full: &self.full,
             sliding: &self.sliding,
-            draft: self.drafter.as_ref(),
+            draft: self.drafter.as_ref().map(|drafter| drafter as &dyn ContextDraft),
             digits: self.digits,
             data,
             shape,
-            range: self.range,
-            taps: &self.taps,
             tuning: Tuning::of(self.context.arch),
             arch: self.context.arch,
             multiprocessors: self.context.multiprocessors,
         }
-    }
-
-    fn check_batch(&self, batch: &StepBatch) -> Result<(), ExecError> {
-        let capacity = KvCapacity { full: self.full.blocks, sliding: self.sliding.blocks };
-        batch.validate(&self.geometry, capacity, self.options.max_rows)?;
-        if batch.embeddings().len() > self.scratch.embeddings.len() {
-            return Err(ExecError::InvalidBatch("more embedding rows than rows".to_owned()));
-        }
-        let most = self.most_candidates();
-        if let Some(row) = batch.rows().iter().find(|row| usize::from(row.wants.candidates) > most) {
-            let asked = row.wants.candidates;
-            return Err(ExecError::InvalidBatch(format!(
-                "{asked} of the largest logits, the most is {most}"
-            )));
-        }
-        Ok(())
-    }
-
-    /// A step that was checked.
-    fn compute(
-        &mut self,
-        batch: &StepBatch,
-        crossing: &mut Crossing,
-        out: &mut StepOutput,
-    ) -> Result<(), ExecError> {
-        self.drafter.iter_mut().for_each(|drafter| drafter.rows.note_step(batch));
-        self.run(batch, crossing, out).map_err(|e| self.fail(e))
     }
 
     fn pool(&self, group: KvGroup) -> &KvPool {
@@ -471,11 +348,11 @@ impl CudaExecutor {
     }
 }
 
-impl Walk<'_> {
+impl ForwardPass<'_> {
     /// A whole step of few rows.
     fn small_step(&self) -> Result<(), CudaError> {
         self.layers()?;
-        if self.shape.top > 0 && self.range.has_output() {
+        if self.shape.top > 0 {
             self.top(0, self.shape.top)?;
         }
         Ok(())
@@ -520,11 +397,20 @@ impl Executor for CudaExecutor {
     }
 
     fn step(&mut self, batch: &StepBatch, out: &mut StepOutput) -> Result<(), ExecError> {
-        self.check_batch(batch)?;
-        if !self.range.is_whole() {
-            return Err(only_a_part(self.range));
+        let capacity = KvCapacity { full: self.full.blocks, sliding: self.sliding.blocks };
+        batch.validate(&self.geometry, capacity, self.options.max_rows)?;
+        if batch.embeddings().len() > self.scratch.embeddings.len() {
+            return Err(ExecError::InvalidBatch("more embedding rows than rows".to_owned()));
         }
-        self.compute(batch, &mut Crossing::default(), out)
+        let most = self.most_candidates();
+        if let Some(row) = batch.rows().iter().find(|row| usize::from(row.wants.candidates) > most) {
+            let asked = row.wants.candidates;
+            return Err(ExecError::InvalidBatch(format!(
+                "{asked} of the largest logits, the most is {most}"
+            )));
+        }
+        self.drafter.iter_mut().for_each(|drafter| drafter.rows.note_step(batch));
+        self.run(batch, out).map_err(|e| self.fail(e))
     }
 
     fn most_candidates(&self) -> usize {
@@ -613,16 +499,10 @@ fn digits_of(kv: KvType) -> Result<Digits, CudaError> {
     })
 }
 
-fn info(
-    context: &Context,
-    model: &Model,
-    range: LayerRange,
-    options: &CudaOptions,
-    digits: Digits,
-) -> ExecutorInfo {
+fn info(context: &Context, model: &Model, options: &CudaOptions, digits: Digits) -> ExecutorInfo {
     let geometry = &model.geometry;
     let block_bytes = |sliding: bool| {
-        let layers = geometry.sliding[range.layers()].iter().filter(|s| **s == sliding).count();
+        let layers = geometry.sliding.iter().filter(|s| **s == sliding).count();
         layers * layer_bytes(digits, geometry.kv_heads)
     };
     let arch = context.arch;
@@ -711,7 +591,6 @@ fn scratch(
     context: &Arc<Context>,
     g: &Geometry,
     weights: &Weights,
-    range: LayerRange,
     options: &CudaOptions,
     limits: AttentionLimits,
 ) -> Result<Scratch, CudaError> {
@@ -725,20 +604,17 @@ fn scratch(
     let from_hidden = [of(&|l| &l.attn_in), of(&|l| &l.ffn_in)].concat();
     let parts = limits.split_parts + max_rows * g.kv_heads;
     let select = SelectShape::of(g.vocab);
-    // A part before a cut has no top.
-    let top_rows = if range.has_output() { TOP_ROWS } else { 0 };
     Ok(Scratch {
-        cut: f32s(max_rows, "factors at a cut")?,
         h: f32s(max_rows * g.hidden, "the residual stream")?,
         attn_in: f32s(longest(&of(&|l| &l.attn_in), max_rows), "attention projections")?,
         projected: f32s(longest(&projections, max_rows), "output projections")?,
         ffn_in: f32s(longest(&of(&|l| &l.ffn_in), max_rows), "FFN projections")?,
         top: f32s(weights.output.output_len(TOP_ROWS), "the vocabulary projection")?,
-        logits: f32s(top_rows * g.vocab, "logits")?,
+        logits: f32s(TOP_ROWS * g.vocab, "logits")?,
         best: Buffer::new(context, TOP_ROWS, "the largest logits")?,
         chosen: Buffer::new(context, TOP_ROWS * select.chunks * select.most, "the largest logits")?,
         sorted: Buffer::new(context, TOP_ROWS * select.most, "the largest logits")?,
-        hidden: f32s(top_rows * g.hidden, "hidden states")?,
+        hidden: f32s(TOP_ROWS * g.hidden, "hidden states")?,
         q: Buffer::new(context, max_rows * g.q_width() * 2, "queries")?,
         q_factors: f32s(max_rows * g.heads, "queries")?,
         part_o: f32s(parts * PART_VALUES, "attention sums")?,

@@ -1,19 +1,16 @@
 //! The walk through the layers: which kernel runs on which buffers, in order. Everything that is launched here can be
 //! recorded into a graph: no allocation, no host work that depends on results.
 
-use muser_backend::LayerRange;
 use muser_backend::arith::attention::{Digits, score_factor};
 use muser_backend::kv_layout::HeadLayout;
 use muser_kv::KvGroup;
 use muser_model::Geometry;
 
 use crate::CudaError;
-use crate::draft::Drafter;
 use crate::driver::{Buffer, Function, Launch, Stream};
-use crate::executor::Taps;
 use crate::kernels::{
-    Act, COMBINE_RING_BYTES, CombineArgs, DigitArgs, EmbedArgs, LogitArgs, NormArgs, NormCutArgs, RopeArgs,
-    SelectArgs, SiluArgs, Tuning,
+    Act, COMBINE_RING_BYTES, CombineArgs, DigitArgs, EmbedArgs, LogitArgs, NormArgs, RopeArgs, SelectArgs,
+    SiluArgs, Tuning,
 };
 use crate::matrix::{Product, ProductKernels};
 use crate::step_data::{StepData, StepShape};
@@ -32,8 +29,6 @@ const NORM_CLUSTER: u32 = 4;
 pub(crate) struct RowKernels {
     pub(crate) embed: Function,
     pub(crate) norm: Function,
-    /// The same at a cut between layers.
-    pub(crate) norm_cut: Function,
     pub(crate) silu: Function,
     pub(crate) logits: Function,
     pub(crate) select: Function,
@@ -87,8 +82,6 @@ pub(crate) fn gate_launch(width: usize, rows: usize) -> Launch {
 pub(crate) struct Scratch {
     /// Residual stream `[rows][hidden]`.
     pub(crate) h: Buffer<f32>,
-    /// At a cut, `[rows]`: factors of the norm behind it.
-    pub(crate) cut: Buffer<f32>,
     /// Output of q, k, gate, v.
     pub(crate) attn_in: Buffer<f32>,
     /// Output of the attention and down projections.
@@ -234,8 +227,16 @@ impl KvPool {
     }
 }
 
+/// A draft that follows a step: it reads the residual stream on the way and has its own K and V of the rows at the end.
+pub(crate) trait ContextDraft {
+    /// Takes the residual stream at the input of a layer, if the draft reads it there.
+    fn tap(&self, walk: &ForwardPass<'_>, layer: usize) -> Result<(), CudaError>;
+    /// After the layers: K and V of all rows, or zeros in their place.
+    fn extend(&self, walk: &ForwardPass<'_>) -> Result<(), CudaError>;
+}
+
 /// Everything that the walk reads.
-pub(crate) struct Walk<'a> {
+pub(crate) struct ForwardPass<'a> {
     pub(crate) stream: &'a Stream,
     pub(crate) geometry: &'a Geometry,
     pub(crate) weights: &'a Weights,
@@ -245,41 +246,28 @@ pub(crate) struct Walk<'a> {
     pub(crate) angles: &'a Buffer<f32>,
     pub(crate) full: &'a KvPool,
     pub(crate) sliding: &'a KvPool,
-    pub(crate) draft: Option<&'a Drafter>,
+    pub(crate) draft: Option<&'a dyn ContextDraft>,
     pub(crate) digits: Digits,
     pub(crate) data: &'a StepData,
     pub(crate) shape: StepShape,
-    /// The layers of the model that are here.
-    pub(crate) range: LayerRange,
-    pub(crate) taps: &'a Taps,
     pub(crate) tuning: Tuning,
     pub(crate) arch: u32,
     pub(crate) multiprocessors: u32,
 }
 
-impl Walk<'_> {
-    /// Embedding, unless the rows came over a cut, and all layers. What is left is [`Self::top`], unless they go over a cut.
+impl ForwardPass<'_> {
+    /// Embedding and all layers. What is left is [`Self::top`].
     pub(crate) fn layers(&self) -> Result<(), CudaError> {
         let StepShape { n, .. } = self.shape;
         let s = self.scratch;
-        if self.range.has_embedding() {
-            self.embed()?;
-        }
+        self.embed()?;
         let mut before: Option<(u64, &Product)> = None;
         let mut in_group = [0usize; 2];
-        for (index, layer) in self.range.layers().zip(&self.weights.layers) {
+        for (index, layer) in self.weights.layers.iter().enumerate() {
             let attn_act = self.products.input(&layer.attn_in, s.act_hidden.act, n);
-            match before {
-                None if !self.range.has_embedding() => self.norm_cut(None, layer.attn_norm, attn_act)?,
-                before => self.norm(before, layer.attn_norm, attn_act, None)?,
-            }
+            self.norm(before, layer.attn_norm, attn_act, None)?;
             if let Some(draft) = self.draft.filter(|_| self.shape.context) {
                 draft.tap(self, index)?;
-            }
-            if let Some((features, at)) =
-                self.taps.place(index, self.geometry.hidden).filter(|_| self.shape.context)
-            {
-                self.stream.copy(&s.h, features, at, n * self.geometry.hidden)?;
             }
             self.products.multiply(self.stream, &layer.attn_in, attn_act, s.attn_in.at(0), n)?;
 
@@ -297,11 +285,6 @@ impl Walk<'_> {
             self.silu(&layer.ffn_in, down_act)?;
             self.products.multiply(self.stream, &layer.ffn_down, down_act, s.projected.at(0), n)?;
             before = Some((layer.post_ffw_norm, &layer.ffn_down));
-        }
-        if let (false, Some(layer)) = (self.range.has_output(), self.weights.layers.last()) {
-            // What the norm makes of the rows serves nobody.
-            let act = self.products.input(&layer.attn_in, s.act_hidden.act, n);
-            self.norm_cut(before, layer.attn_norm, act)?;
         }
         self.draft.map_or(Ok(()), |draft| draft.extend(self))
     }
@@ -371,30 +354,8 @@ impl Walk<'_> {
         act: Act,
         top: Option<(usize, usize)>,
     ) -> Result<(), CudaError> {
-        let rows = top.map_or(self.shape.n, |(_, count)| count);
-        let args = self.norm_args(before, w, act, top);
-        self.stream.launch(&self.rows.norm, norm_launch(self.arch, self.geometry.hidden, rows), &args)
-    }
-
-    /// The same for all rows at a cut: after the product `before` the factors of the next norm are kept, without one they are there.
-    fn norm_cut(&self, before: Option<(u64, &Product)>, w: u64, act: Act) -> Result<(), CudaError> {
-        let norm = self.norm_args(before, w, act, None);
-        let args = NormCutArgs { norm, cut: self.scratch.cut.at(0) };
-        let shape = norm_launch(self.arch, self.geometry.hidden, self.shape.n);
-        // As the embedding: nothing runs before the step's data has arrived.
-        let overlap = shape.overlap && before.is_some();
-        self.stream.launch(&self.rows.norm_cut, Launch { overlap, ..shape }, &args)
-    }
-
-    fn norm_args(
-        &self,
-        before: Option<(u64, &Product)>,
-        w: u64,
-        act: Act,
-        top: Option<(usize, usize)>,
-    ) -> NormArgs {
         let (s, g, n) = (self.scratch, self.geometry, self.shape.n);
-        NormArgs {
+        let args = NormArgs {
             part: before.map_or(0, |_| s.projected.at(0)),
             factors: before.map_or(0, |(_, product)| product.factors()),
             h: s.h.at(0),
@@ -409,7 +370,9 @@ impl Walk<'_> {
             hidden: g.hidden as u32,
             eps: g.rms_eps,
             post_eps: g.post_norm_eps,
-        }
+        };
+        let rows = top.map_or(n, |(_, count)| count);
+        self.stream.launch(&self.rows.norm, norm_launch(self.arch, g.hidden, rows), &args)
     }
 
     fn attention(

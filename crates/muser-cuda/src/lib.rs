@@ -16,6 +16,7 @@ mod executor;
 mod forward;
 mod fused;
 pub mod kernels;
+mod loaded;
 mod matrix;
 pub mod nvrtc;
 pub mod selftest;
@@ -24,4 +25,5 @@ mod tower;
 mod weights;
 
 pub use error::CudaError;
-pub use executor::{CudaExecutor, CudaOptions, Prefill};
+pub use executor::{CudaExecutor, CudaOptions};
+pub use matrix::Prefill;

@@ -13,11 +13,21 @@ use muser_gguf::GgmlType;
 
 use crate::CudaError;
 use crate::driver::{Buffer, Context, Function, Launch, Stream};
-use crate::executor::Prefill;
 use crate::fused::{FUSED_SHAPES, FusedShape};
 use crate::kernels::{Act, AnyArgs, FewArgs, FusedArgs, ManyArgs, SplitArgs, Tuning, WideArgs};
 
 pub(crate) use tile::{AnyKind, Tile};
+
+/// How steps of more rows than a few (128) multiply.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Prefill {
+    /// With the bits of decoding: a row's results do not depend on the step that it is in.
+    #[default]
+    Exact,
+    /// With weights rounded to 8 bits, on Hopper (elsewhere the same as `Exact`): faster, with bits of its own, so that a
+    /// prompt's results depend on how it was cut into steps.
+    Fast,
+}
 
 /// Most rows that the few-row kernel takes in one launch.
 pub(crate) const FEW_ROWS: usize = 16;

@@ -19,17 +19,17 @@ use muser_engine::{
     Delivery, Engine, EngineConfig, EngineHandle, Event, PrefixOffer, PrefixQuery, PrefixSource, Request,
     RestoreFailure, SamplingParams, StoredPrefix,
 };
-use muser_kv::{BLOCK_LEN, KvGroup, Unit};
+use muser_kv::{BLOCK_LEN, KvGroup, PositionKey};
 use muser_model::Model;
 
 /// A block is known by everything up to its end.
-type Key = (Vec<Unit>, KvGroup);
+type Key = (Vec<PositionKey>, KvGroup);
 
 /// The store; clones are the same one.
 #[derive(Clone, Default)]
 struct Store(Arc<Mutex<HashMap<Key, Vec<u8>>>>);
 
-fn key(units: &[Unit], group: KvGroup, index: usize) -> Option<Key> {
+fn key(units: &[PositionKey], group: KvGroup, index: usize) -> Option<Key> {
     Some((units.get(..(index + 1) * BLOCK_LEN)?.to_vec(), group))
 }
 
@@ -66,7 +66,7 @@ impl PrefixSource for Store {
 /// What the store has of a prompt.
 struct Found {
     store: Store,
-    units: Arc<[Unit]>,
+    units: Arc<[PositionKey]>,
 }
 
 impl StoredPrefix for Found {
@@ -131,7 +131,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     assert_eq!(restored, 0);
     // Blocks leave the engine between its steps, after the answer.
     let until = Instant::now() + Duration::from_secs(10);
-    let units: Vec<Unit> = prompt.iter().map(|&id| Unit::token(id)).collect();
+    let units: Vec<PositionKey> = prompt.iter().map(|&id| PositionKey::token(id)).collect();
     let last =
         key(&units, KvGroup::Sliding, prompt.len() / BLOCK_LEN - 1).ok_or("the prompt has whole blocks")?;
     while !store.blocks().contains_key(&last) {

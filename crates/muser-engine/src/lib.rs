@@ -60,6 +60,7 @@ mod slot_view;
 mod slots;
 mod step;
 mod submission;
+mod sync;
 mod task;
 #[cfg(test)]
 mod testing;

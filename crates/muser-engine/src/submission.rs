@@ -4,19 +4,13 @@
 //! produce, so a slow reader pauses its own sequence and nobody else's. Dropping the [`Submission`] cancels.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU32, Ordering},
-    },
+    sync::Arc,
     task::{Context, Poll, Wake, Waker},
-    thread::Thread,
     time::{Duration, Instant},
 };
 
-use crossbeam_queue::ArrayQueue;
-use futures_util::task::AtomicWaker;
-
 use crate::Event;
+use crate::sync::{ArrayQueue, AtomicBool, AtomicU32, AtomicWaker, Ordering, Thread, current, park};
 
 /// What both ends share.
 pub(crate) struct Ring {
@@ -130,18 +124,18 @@ impl Submission {
 
     /// Waits for the next event; `None` after the last one. For plain threads.
     pub fn recv(&mut self) -> Option<Event> {
-        let waker = Waker::from(Arc::new(ThreadWaker(std::thread::current())));
+        let waker = Waker::from(Arc::new(ThreadWaker(current())));
         loop {
             match self.poll_recv(&mut Context::from_waker(&waker)) {
                 Poll::Ready(event) => return event,
-                Poll::Pending => std::thread::park(),
+                Poll::Pending => park(),
             }
         }
     }
 
     /// Like [`Submission::recv`] with a limit; `Err` when the time is over.
     pub fn recv_timeout(&mut self, timeout: Duration) -> Result<Option<Event>, TimedOut> {
-        let waker = Waker::from(Arc::new(ThreadWaker(std::thread::current())));
+        let waker = Waker::from(Arc::new(ThreadWaker(current())));
         let end = Instant::now() + timeout;
         loop {
             if let Poll::Ready(event) = self.poll_recv(&mut Context::from_waker(&waker)) {

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard},
 };
 
-use muser_kv::{BLOCK_LEN, KvGroup, Unit};
+use muser_kv::{BLOCK_LEN, KvGroup, PositionKey};
 
 use crate::{Delivery, PrefixOffer, PrefixQuery, PrefixSource, RestoreFailure, StoredPrefix, testing::Rng};
 
@@ -31,7 +31,7 @@ pub(crate) struct State {
 
 /// A fetch that waits to be served.
 pub(crate) struct Fetch {
-    pub(crate) units: Arc<[Unit]>,
+    pub(crate) units: Arc<[PositionKey]>,
     pub(crate) wanted: Vec<(KvGroup, usize)>,
     pub(crate) delivery: Delivery,
 }
@@ -42,11 +42,11 @@ pub(crate) struct ScriptedSource(Arc<Mutex<State>>);
 
 struct Prefix {
     state: ScriptedSource,
-    units: Arc<[Unit]>,
+    units: Arc<[PositionKey]>,
 }
 
 /// Content of block `index`: everything up to its end.
-pub(crate) fn key(units: &[Unit], group: KvGroup, index: usize) -> Option<Key> {
+pub(crate) fn key(units: &[PositionKey], group: KvGroup, index: usize) -> Option<Key> {
     let mut hasher = blake3::Hasher::new();
     for unit in units.get(..(index + 1) * BLOCK_LEN)? {
         hasher.update(&unit.to_le_bytes());

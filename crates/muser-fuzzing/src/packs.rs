@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, LazyLock};
 
-use muser_kv::{BLOCK_LEN, Unit};
+use muser_kv::{BLOCK_LEN, PositionKey};
 use muser_pack::{Area, Identity, KeyRing, Library, LibraryOptions, MemoryStore, PackStore, fuzzing};
 
 use crate::{Target, check_message, folder};
@@ -69,7 +69,7 @@ fn open(store: &MemoryStore) -> Library {
 
 fn publish(library: &Library, len: u32, seed: u32) -> muser_pack::PackId {
     let scope = library.scope(Identity::example(), "");
-    let units: Vec<Unit> = (0..len).map(|i| Unit::token(i.wrapping_mul(seed))).collect();
+    let units: Vec<PositionKey> = (0..len).map(|i| PositionKey::token(i.wrapping_mul(seed))).collect();
     let mut publication = library.begin_publish(&scope, &units).expect("begun");
     for wanted in publication.wanted() {
         let rows = vec![seed as u8; scope.block_bytes(wanted.group)];

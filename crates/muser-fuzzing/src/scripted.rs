@@ -9,7 +9,7 @@ use muser_engine::{
     Token, TopLogprobs, Usage,
 };
 use muser_server::backend::{Backend, EventStream, Numerics, Slot, Snapshot};
-use muser_server::text::TextSide;
+use muser_server::text::TextPipeline;
 use muser_server::{App, ModelFacts, ServerConfig, SharedApp};
 use muser_text::Specials;
 
@@ -35,7 +35,7 @@ pub(crate) static APP: LazyLock<SharedApp> = LazyLock::new(|| {
         hidden: 512,
         ..ModelFacts::default()
     };
-    app.load(facts, TextSide::from_gguf(&FILE).expect("its vocabulary is whole"), Arc::new(Scripted));
+    app.load(facts, TextPipeline::from_gguf(&FILE).expect("its vocabulary is whole"), Arc::new(Scripted));
     app
 });
 
@@ -72,7 +72,7 @@ impl Backend for Scripted {
         4
     }
 
-    fn cut_off(&self) {}
+    fn abort_all(&self) {}
 
     fn device(&self) -> String {
         "a script".into()

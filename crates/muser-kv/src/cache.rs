@@ -1,7 +1,7 @@
 //! Pools and prefix tree together: begin, reserve, commit, release.
 
 use crate::{
-    BLOCK_LEN, BlockHash, BlockId, CacheScope, KvError, KvGroup, KvSeq, Unit, pool::Pool, tree::Tree,
+    BLOCK_LEN, BlockHash, BlockId, CacheScope, KvError, KvGroup, KvSeq, PositionKey, pool::Pool, tree::Tree,
 };
 
 /// Sizes and identity of a cache.
@@ -150,7 +150,7 @@ impl KvCache {
     }
 
     /// Hashes of the whole blocks of a prefix.
-    pub fn chain_hashes(&self, scope: CacheScope, units: &[Unit]) -> Vec<BlockHash> {
+    pub fn chain_hashes(&self, scope: CacheScope, units: &[PositionKey]) -> Vec<BlockHash> {
         let mut before = self.tree.root(scope);
         let hashes = units.chunks_exact(BLOCK_LEN).map(|block| {
             before = self.tree.hash_after(&before, block);
@@ -164,7 +164,7 @@ impl KvCache {
     pub fn resumable_with(
         &self,
         scope: CacheScope,
-        units: &[Unit],
+        units: &[PositionKey],
         blocks: usize,
         elsewhere: impl Fn(KvGroup, usize) -> bool,
     ) -> usize {
@@ -185,7 +185,7 @@ impl KvCache {
     pub fn reachable_with(
         &self,
         scope: CacheScope,
-        units: &[Unit],
+        units: &[PositionKey],
         position: usize,
         elsewhere: impl Fn(KvGroup, usize) -> bool,
     ) -> bool {
@@ -201,7 +201,7 @@ impl KvCache {
     }
 
     /// How far a prompt is known: the length that [`KvCache::begin`] would reuse now.
-    pub fn known(&self, scope: CacheScope, units: &[Unit], max_reuse: usize) -> usize {
+    pub fn known(&self, scope: CacheScope, units: &[PositionKey], max_reuse: usize) -> usize {
         let path = self.walk(scope, units, max_reuse);
         self.find_resume(scope, &path, units, max_reuse).at
     }
@@ -216,7 +216,7 @@ impl KvCache {
     pub fn begin(
         &mut self,
         scope: CacheScope,
-        units: &[Unit],
+        units: &[PositionKey],
         max_reuse: usize,
         capacity: usize,
         publish: bool,
@@ -271,7 +271,7 @@ impl KvCache {
 
     /// The rows at `seq.len() ..` have been computed with these inputs and are final: they become part of the prefix.
     /// Sliding blocks that no later row reads are given back.
-    pub fn commit(&mut self, seq: &mut KvSeq, units: &[Unit]) {
+    pub fn commit(&mut self, seq: &mut KvSeq, units: &[PositionKey]) {
         for &unit in units {
             let index = seq.len / BLOCK_LEN;
             seq.len += 1;
@@ -357,7 +357,7 @@ impl KvCache {
     }
 
     /// Known full blocks of the prefix, at most up to `max_reuse` positions.
-    pub(crate) fn walk(&self, scope: CacheScope, units: &[Unit], max_reuse: usize) -> Vec<BlockId> {
+    pub(crate) fn walk(&self, scope: CacheScope, units: &[PositionKey], max_reuse: usize) -> Vec<BlockId> {
         let mut path = Vec::new();
         let mut before = self.tree.root(scope);
         for block in units[..max_reuse.min(units.len())].chunks_exact(BLOCK_LEN) {
@@ -377,7 +377,13 @@ impl KvCache {
         path[first..boundary].iter().all(|&block| self.tree.sliding(block).is_some())
     }
 
-    fn find_resume(&self, scope: CacheScope, path: &[BlockId], units: &[Unit], max_reuse: usize) -> Resume {
+    fn find_resume(
+        &self,
+        scope: CacheScope,
+        path: &[BlockId],
+        units: &[PositionKey],
+        max_reuse: usize,
+    ) -> Resume {
         let units = &units[..max_reuse.min(units.len())];
         for boundary in (0..=path.len()).rev() {
             let start = boundary * BLOCK_LEN;

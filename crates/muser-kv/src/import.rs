@@ -3,7 +3,7 @@
 //! An import is a sequence whose rows somebody else has computed: memory is reserved, filled by the caller, and becomes
 //! known all at once or not at all.
 
-use crate::{BLOCK_LEN, BlockHash, BlockId, CacheScope, KvCache, KvError, KvGroup, KvSeq, Unit};
+use crate::{BLOCK_LEN, BlockHash, BlockId, CacheScope, KvCache, KvError, KvGroup, KvSeq, PositionKey};
 
 /// A block that an import wants filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub struct ImportBlock {
 #[must_use = "an import must be finished or aborted"]
 pub struct Import {
     /// Everything up to the end; the last block may be unfinished.
-    units: Vec<Unit>,
+    units: Vec<PositionKey>,
     scope: CacheScope,
     /// Full blocks from position 0: known ones first, then new ones.
     full: Vec<BlockId>,
@@ -33,7 +33,7 @@ pub struct Import {
 
 impl Import {
     /// What becomes known.
-    pub fn units(&self) -> &[Unit] {
+    pub fn units(&self) -> &[PositionKey] {
         &self.units
     }
 
@@ -64,7 +64,7 @@ impl Import {
 
 /// A known full block on the way out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HeldBlock {
+pub struct PinnedBlock {
     /// Its place in the hash chain; of no meaning for an unfinished block.
     pub hash: BlockHash,
     /// The block of the full group.
@@ -73,12 +73,12 @@ pub struct HeldBlock {
     pub sliding: Option<BlockId>,
 }
 
-/// A prefix held for export: nothing of it is evicted until [`KvCache::unhold`].
+/// A prefix held for export: nothing of it is evicted until [`KvCache::unpin`].
 #[derive(Debug)]
 #[must_use = "held blocks must be let go"]
-pub struct Held {
+pub struct Pin {
     /// The blocks, from position 0.
-    pub blocks: Vec<HeldBlock>,
+    pub blocks: Vec<PinnedBlock>,
 }
 
 impl KvCache {
@@ -86,7 +86,7 @@ impl KvCache {
     pub fn begin_import(
         &mut self,
         scope: CacheScope,
-        units: &[Unit],
+        units: &[PositionKey],
         blocks: usize,
     ) -> Result<Import, KvError> {
         let end = blocks * BLOCK_LEN;
@@ -98,7 +98,7 @@ impl KvCache {
 
     /// Reserves what is missing to resume after the last of these units, which may be inside a block: of that block only
     /// the first rows need content.
-    pub fn begin_import_of(&mut self, scope: CacheScope, units: &[Unit]) -> Result<Import, KvError> {
+    pub fn begin_import_of(&mut self, scope: CacheScope, units: &[PositionKey]) -> Result<Import, KvError> {
         let end = units.len();
         let blocks = end.div_ceil(BLOCK_LEN);
         self.tick += 1;
@@ -192,8 +192,8 @@ impl KvCache {
         }
     }
 
-    /// Holds the known full blocks of a prefix, as many as there are.
-    pub fn hold(&mut self, scope: CacheScope, units: &[Unit]) -> Held {
+    /// Pins the known full blocks of a prefix, as many as there are.
+    pub fn pin(&mut self, scope: CacheScope, units: &[PositionKey]) -> Pin {
         self.tick += 1;
         let path = self.walk(scope, units, units.len());
         let mut blocks = Vec::with_capacity(path.len());
@@ -204,14 +204,14 @@ impl KvCache {
             if let Some(sliding) = sliding {
                 self.sliding.add_ref(sliding);
             }
-            blocks.push(HeldBlock { hash: *self.tree.hash(full), full, sliding });
+            blocks.push(PinnedBlock { hash: *self.tree.hash(full), full, sliding });
         }
-        Held { blocks }
+        Pin { blocks }
     }
 
-    /// Holds the known blocks of a sequence, which may go on or end meanwhile: the whole ones, and with `tail` the
+    /// Pins the known blocks of a sequence, which may go on or end meanwhile: the whole ones, and with `tail` the
     /// unfinished last one too, whose rows so far never change. Nothing for a sequence that is not published.
-    pub fn hold_sequence(&mut self, seq: &KvSeq, tail: bool) -> Held {
+    pub fn pin_sequence(&mut self, seq: &KvSeq, tail: bool) -> Pin {
         let end = if tail { seq.len.div_ceil(BLOCK_LEN) } else { seq.len / BLOCK_LEN };
         let end = if seq.publish { end } else { 0 };
         let mut blocks = Vec::with_capacity(end);
@@ -224,13 +224,13 @@ impl KvCache {
             if let Some(sliding) = sliding {
                 self.sliding.add_ref(sliding);
             }
-            blocks.push(HeldBlock { hash: *self.tree.hash(full), full, sliding });
+            blocks.push(PinnedBlock { hash: *self.tree.hash(full), full, sliding });
         }
-        Held { blocks }
+        Pin { blocks }
     }
 
     /// Lets the sliding blocks of a held prefix go.
-    pub fn unhold_sliding(&mut self, held: &mut Held) {
+    pub fn unpin_sliding(&mut self, held: &mut Pin) {
         for block in &mut held.blocks {
             if let Some(sliding) = block.sliding.take() {
                 self.sliding.drop_ref(sliding);
@@ -239,7 +239,7 @@ impl KvCache {
     }
 
     /// Lets held blocks go.
-    pub fn unhold(&mut self, held: Held) {
+    pub fn unpin(&mut self, held: Pin) {
         for block in held.blocks {
             if let Some(sliding) = block.sliding {
                 self.sliding.drop_ref(sliding);

@@ -22,19 +22,19 @@ mod evict;
 mod ids;
 mod import;
 mod pool;
+mod position_key;
 mod scope;
 mod seq;
 mod tree;
-mod unit;
 
 pub use cache::{BlockCopy, CacheConfig, Evicted, GroupStats, HostKey, KvCache, KvStats};
 pub use error::KvError;
 pub use ids::{BLOCK_LEN, BlockId, KvGroup};
-pub use import::{Held, HeldBlock, Import, ImportBlock};
+pub use import::{Import, ImportBlock, Pin, PinnedBlock};
+pub use position_key::PositionKey;
 pub use scope::CacheScope;
 pub use seq::KvSeq;
 pub use tree::BlockHash;
-pub use unit::Unit;
 
 #[cfg(test)]
 mod tests;

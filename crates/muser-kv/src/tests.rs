@@ -20,14 +20,14 @@ struct Bench {
 
 struct Live {
     kv: KvSeq,
-    units: Vec<Unit>,
+    units: Vec<PositionKey>,
 }
 
-fn row_hash(prefix: u64, unit: Unit) -> u64 {
+fn row_hash(prefix: u64, unit: PositionKey) -> u64 {
     Rng(prefix ^ u64::from_le_bytes(unit.to_le_bytes()).wrapping_mul(0x1234_5678_9ABC_DEF1)).next_u64()
 }
 
-fn row_hashes(units: &[Unit]) -> Vec<u64> {
+fn row_hashes(units: &[PositionKey]) -> Vec<u64> {
     let mut prefix = 7;
     units
         .iter()
@@ -55,7 +55,7 @@ impl Bench {
         }
     }
 
-    fn begin(&mut self, units: &[Unit], max_reuse: usize, publish: bool) -> Live {
+    fn begin(&mut self, units: &[PositionKey], max_reuse: usize, publish: bool) -> Live {
         let mut copies = Vec::new();
         let kv = self.cache.begin(CacheScope::EVERYBODY, units, max_reuse, 4096, publish, &mut copies);
         for copy in copies {
@@ -71,7 +71,7 @@ impl Bench {
     }
 
     /// Computes `units` and commits the first `keep` of them (the rest is rolled back).
-    fn extend(&mut self, live: &mut Live, units: &[Unit], keep: usize) -> Result<(), KvError> {
+    fn extend(&mut self, live: &mut Live, units: &[PositionKey], keep: usize) -> Result<(), KvError> {
         let start = live.kv.len();
         self.cache.reserve(&mut live.kv, start + units.len())?;
         let mut all = live.units.clone();
@@ -133,12 +133,12 @@ impl Bench {
     }
 }
 
-fn tokens(ids: impl IntoIterator<Item = u32>) -> Vec<Unit> {
-    ids.into_iter().map(Unit::token).collect()
+fn tokens(ids: impl IntoIterator<Item = u32>) -> Vec<PositionKey> {
+    ids.into_iter().map(PositionKey::token).collect()
 }
 
 /// Computes a whole prompt in one go and ends the sequence.
-fn run(bench: &mut Bench, units: &[Unit]) -> usize {
+fn run(bench: &mut Bench, units: &[PositionKey]) -> usize {
     let mut live = bench.begin(units, units.len() - 1, true);
     let reused = live.kv.len();
     let rest = units[reused..].to_vec();
@@ -177,7 +177,7 @@ fn divergence_resumes_at_the_last_boundary_whose_window_is_left() {
     // Another conversation takes most of the sliding memory: the middle of the first loses its sliding blocks.
     run(&mut bench, &tokens(20_000..22_500));
     let mut again = tokens(0..2724);
-    again.push(Unit::token(1));
+    again.push(PositionKey::token(1));
     assert_eq!(
         bench.cache.known(CacheScope::EVERYBODY, &again, 2724),
         2724,
@@ -219,13 +219,13 @@ fn identity_separates_prefixes() {
     let tree = tree::Tree::new(1, b"a");
     let first = tree.hash_after(&tree.root(CacheScope::EVERYBODY), &tokens(0..256));
     assert_ne!(tree.hash_after(&first, &tokens(0..256)), first);
-    assert_ne!(Unit::media(&[1; 32], 0), Unit::media(&[2; 32], 0));
-    assert_ne!(Unit::media(&[1; 32], 0), Unit::media(&[1; 32], 1));
-    assert_eq!(Unit::media(&[1; 32], 0).as_token(), None);
-    assert_ne!(Unit::media_start(&[1; 32], 7), Unit::media_start(&[2; 32], 7));
-    assert_ne!(Unit::media_start(&[1; 32], 7), Unit::media_start(&[1; 32], 8));
-    assert_eq!(Unit::media_start(&[1; 32], 7).as_token(), None);
-    assert_eq!(Unit::token(u32::MAX).as_token(), Some(u32::MAX));
+    assert_ne!(PositionKey::media(&[1; 32], 0), PositionKey::media(&[2; 32], 0));
+    assert_ne!(PositionKey::media(&[1; 32], 0), PositionKey::media(&[1; 32], 1));
+    assert_eq!(PositionKey::media(&[1; 32], 0).as_token(), None);
+    assert_ne!(PositionKey::media_start(&[1; 32], 7), PositionKey::media_start(&[2; 32], 7));
+    assert_ne!(PositionKey::media_start(&[1; 32], 7), PositionKey::media_start(&[1; 32], 8));
+    assert_eq!(PositionKey::media_start(&[1; 32], 7).as_token(), None);
+    assert_eq!(PositionKey::token(u32::MAX).as_token(), Some(u32::MAX));
 }
 
 #[test]
@@ -274,7 +274,7 @@ fn distinct_prompts_never_exceed_the_pool() {
     assert_eq!((stats.full.free, stats.sliding.free), (25, 12));
 }
 
-fn run_in_chunks(bench: &mut Bench, units: &[Unit], chunk: usize) -> usize {
+fn run_in_chunks(bench: &mut Bench, units: &[PositionKey], chunk: usize) -> usize {
     let mut live = bench.begin(units, units.len() - 1, true);
     let reused = live.kv.len();
     for part in units[reused..].chunks(chunk) {
@@ -303,10 +303,10 @@ fn an_imported_prefix_is_known_afterwards_and_only_its_window_was_needed() {
     bench.cache.finish_import(import);
     bench.audit(&[]);
     assert_eq!(run(&mut bench, &units), 2048);
-    let held = bench.cache.hold(CacheScope::EVERYBODY, &units);
+    let held = bench.cache.pin(CacheScope::EVERYBODY, &units);
     assert_eq!(held.blocks.len(), 8);
     assert!(held.blocks[5].sliding.is_none() && held.blocks[6].sliding.is_some());
-    bench.cache.unhold(held);
+    bench.cache.unpin(held);
     // An import that is given up leaves no trace.
     let before = bench.cache.stats();
     let import = bench.cache.begin_import(CacheScope::EVERYBODY, &tokens(50_000..52_000), 7).expect("fits");
@@ -332,7 +332,7 @@ fn random_life(seed: u64) {
     let mut bench = Bench::new(full as u32, sliding as u32, window);
     let mut live: Vec<Live> = Vec::new();
     // A few stems; prompts branch off them at random points.
-    let stems: Vec<Vec<Unit>> =
+    let stems: Vec<Vec<PositionKey>> =
         (0..3).map(|s| tokens((0..1500).map(|_| rng.below(1000) as u32 + s * 1000))).collect();
     for _ in 0..60 {
         match rng.below(10) {
@@ -449,8 +449,8 @@ fn scopes_know_nothing_of_each_other() {
     bench.cache.finish_import(import);
     let known = scopes.map(|scope| bench.cache.known(scope, &fresh, 599));
     assert_eq!(known, [0, 512, 0, 0, 0]);
-    let held = bench.cache.hold(scopes[2], &fresh);
+    let held = bench.cache.pin(scopes[2], &fresh);
     assert!(held.blocks.is_empty());
-    bench.cache.unhold(held);
+    bench.cache.unpin(held);
     assert!(!format!("{:?}", scopes[1]).contains(&format!("{:02x}", scopes[1].as_bytes()[0])));
 }

@@ -3,7 +3,7 @@
 //! A node has the id of its full block, so there is nothing to keep in step. Everything is preallocated: links are
 //! intrusive lists, the units of all blocks lie in one flat buffer.
 
-use crate::{BLOCK_LEN, BlockId, CacheScope, Unit};
+use crate::{BLOCK_LEN, BlockId, CacheScope, PositionKey};
 
 /// Position in the keyed hash chain: stands for the content of a block and everything before it.
 pub type BlockHash = [u8; 32];
@@ -47,7 +47,7 @@ const EMPTY: Node = Node {
 #[derive(Debug)]
 pub(crate) struct Tree {
     nodes: Vec<Node>,
-    units: Vec<Unit>,
+    units: Vec<PositionKey>,
     first_root: u32,
     key: [u8; 32],
     root_hash: BlockHash,
@@ -58,7 +58,7 @@ impl Tree {
         let key = blake3::derive_key("muser kv prefix chain v1", identity);
         Self {
             nodes: vec![EMPTY; blocks as usize],
-            units: vec![Unit::default(); blocks as usize * BLOCK_LEN],
+            units: vec![PositionKey::default(); blocks as usize * BLOCK_LEN],
             first_root: NONE,
             key,
             root_hash: *blake3::keyed_hash(&key, b"root").as_bytes(),
@@ -76,7 +76,7 @@ impl Tree {
     }
 
     /// Hash of a full block with this content after the one with the hash `before`, or after [`Tree::root`].
-    pub(crate) fn hash_after(&self, before: &BlockHash, units: &[Unit]) -> BlockHash {
+    pub(crate) fn hash_after(&self, before: &BlockHash, units: &[PositionKey]) -> BlockHash {
         debug_assert_eq!(units.len(), BLOCK_LEN);
         let mut bytes = [0; BLOCK_LEN * 8];
         for (to, unit) in bytes.chunks_exact_mut(8).zip(units) {
@@ -91,7 +91,7 @@ impl Tree {
         self.nodes[block.0 as usize].in_tree
     }
 
-    pub(crate) fn units(&self, block: BlockId) -> &[Unit] {
+    pub(crate) fn units(&self, block: BlockId) -> &[PositionKey] {
         &self.units[block.0 as usize * BLOCK_LEN..][..self.len(block)]
     }
 
@@ -201,7 +201,7 @@ impl Tree {
     }
 
     /// Appends a unit and returns the new length; at [`BLOCK_LEN`] the hash is set.
-    pub(crate) fn push(&mut self, block: BlockId, unit: Unit) -> usize {
+    pub(crate) fn push(&mut self, block: BlockId, unit: PositionKey) -> usize {
         let at = block.0 as usize;
         let len = self.len(block);
         self.units[at * BLOCK_LEN + len] = unit;

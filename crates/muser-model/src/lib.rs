@@ -6,7 +6,7 @@ pub mod cost;
 mod dflash;
 mod error;
 mod geometry;
-pub mod odd;
+pub mod remarks;
 pub mod synth;
 mod vision;
 mod weights;

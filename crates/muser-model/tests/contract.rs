@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use muser_gguf::{GgmlType, GgufFile, GgufWriter, Value, dequantize_row};
 use muser_model::synth::{self, Mix, Preset, SynthOptions};
-use muser_model::{Geometry, Model, odd};
+use muser_model::{Geometry, Model, remarks};
 
 /// An ordinary small file.
 fn tiny(mix: Mix) -> GgufFile {
@@ -408,7 +408,7 @@ fn block_scales_are_numbers_of_zero_or_more() {
 
 fn findings(file: &Arc<GgufFile>) -> Vec<String> {
     let model = Model::from_gguf(Arc::clone(file)).ok();
-    odd::findings(file, model.as_ref().map(|model| &model.geometry), model.as_ref())
+    remarks::findings(file, model.as_ref().map(|model| &model.geometry), model.as_ref())
 }
 
 #[test]

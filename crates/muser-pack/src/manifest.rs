@@ -3,7 +3,7 @@
 //! The manifest is the payload of an object like any other, so every field of it is authenticated and, in a sealed store,
 //! encrypted. The tokens of the prefix are in here and nowhere else.
 
-use muser_kv::{BLOCK_LEN, KvGroup, Unit};
+use muser_kv::{BLOCK_LEN, KvGroup, PositionKey};
 
 use crate::encode::{Reader, Writer};
 use crate::keys::TenantKeys;
@@ -147,7 +147,7 @@ pub(crate) fn chain_root(prefix_key: &[u8; 32], identity: &[u8; 32]) -> ChainKey
 }
 
 /// Chain keys of all blocks, an unfinished last block included.
-pub(crate) fn chain(prefix_key: &[u8; 32], root: ChainKey, units: &[Unit]) -> Vec<ChainKey> {
+pub(crate) fn chain(prefix_key: &[u8; 32], root: ChainKey, units: &[PositionKey]) -> Vec<ChainKey> {
     let mut previous = root;
     let mut bytes = [0; BLOCK_LEN * 8];
     units

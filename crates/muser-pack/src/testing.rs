@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use muser_kv::{BLOCK_LEN, KvGroup, Unit};
+use muser_kv::{BLOCK_LEN, KvGroup, PositionKey};
 
 use crate::store::{MemoryStore, PackStore};
 use crate::{Identity, KeyRing, Library, LibraryOptions, PackError, Plan, Published, Scope};
@@ -25,17 +25,17 @@ pub(crate) fn open(store: Arc<dyn PackStore>, keys: &KeyRing) -> Library {
 }
 
 /// Tokens that depend on `seed` from position `from` on.
-pub(crate) fn prompt(len: usize, from: usize, seed: u64) -> Vec<Unit> {
+pub(crate) fn prompt(len: usize, from: usize, seed: u64) -> Vec<PositionKey> {
     let token = |i: usize| {
         let seed = if i < from { 0 } else { seed };
         // Spread, so that tokens look like tokens of a large vocabulary.
         (mix(i as u64 ^ seed << 32) % 200_000) as u32
     };
-    (0..len).map(|i| Unit::token(token(i))).collect()
+    (0..len).map(|i| PositionKey::token(token(i))).collect()
 }
 
 /// The bytes that a deterministic model would have computed for a block: they depend on everything before its end.
-pub(crate) fn rows(scope: &Scope, units: &[Unit], group: KvGroup, index: usize) -> Vec<u8> {
+pub(crate) fn rows(scope: &Scope, units: &[PositionKey], group: KvGroup, index: usize) -> Vec<u8> {
     let end = ((index + 1) * BLOCK_LEN).min(units.len());
     let mut hasher = blake3::Hasher::new();
     for unit in &units[..end] {
@@ -48,7 +48,11 @@ pub(crate) fn rows(scope: &Scope, units: &[Unit], group: KvGroup, index: usize) 
 }
 
 /// Publishes a prefix with all its blocks.
-pub(crate) fn publish(library: &Library, scope: &Scope, units: &[Unit]) -> Result<Published, PackError> {
+pub(crate) fn publish(
+    library: &Library,
+    scope: &Scope,
+    units: &[PositionKey],
+) -> Result<Published, PackError> {
     publish_with(library, scope, units, false, |_| true)
 }
 
@@ -56,7 +60,7 @@ pub(crate) fn publish(library: &Library, scope: &Scope, units: &[Unit]) -> Resul
 pub(crate) fn publish_with(
     library: &Library,
     scope: &Scope,
-    units: &[Unit],
+    units: &[PositionKey],
     pinned: bool,
     keep: impl Fn(usize) -> bool,
 ) -> Result<Published, PackError> {
@@ -73,7 +77,7 @@ pub(crate) fn publish_with(
 pub(crate) fn restore(
     library: &Library,
     scope: &Scope,
-    units: &[Unit],
+    units: &[PositionKey],
     plan: &Plan,
 ) -> Result<(), PackError> {
     for segment in &plan.segments {

@@ -431,7 +431,7 @@ fn the_status_page_is_complete_and_names_tests_that_exist() {
         assert!(!tests.is_empty() || !state.starts_with("met"), "{id} is met without a test");
         for test in tests {
             let exists = sources.contains(&format!("fn {test}("))
-                || root.join(format!("crates/muser-pack/examples/{test}.rs")).exists();
+                || root.join(format!("crates/muser-bench/benches/{test}.rs")).exists();
             assert!(exists, "{id} names {test}, which does not exist");
         }
     }

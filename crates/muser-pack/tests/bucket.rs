@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use muser_kv::{KvGroup, Unit};
+use muser_kv::{KvGroup, PositionKey};
 use muser_pack::store::{BucketOptions, BucketStore, conformance};
 use muser_pack::{Area, Identity, KeyRing, Library, LibraryOptions, PackStore, Scope};
 
@@ -89,8 +89,8 @@ fn rows(scope: &Scope, group: KvGroup, index: usize) -> Vec<u8> {
     bytes
 }
 
-fn units() -> Vec<Unit> {
-    (0..1100).map(Unit::token).collect()
+fn units() -> Vec<PositionKey> {
+    (0..1100).map(PositionKey::token).collect()
 }
 
 fn publish(library: &Library, scope: &Scope) -> Result<(), muser_pack::PackError> {

@@ -6,7 +6,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use muser_kv::{KvGroup, Unit};
+use muser_kv::{KvGroup, PositionKey};
 use muser_pack::{DirStore, Identity, KeyRing, Library, LibraryOptions, Scope};
 
 use muser_testkit::{peak_resident_bytes, reset_peak, resident_bytes};
@@ -21,7 +21,7 @@ fn peak_of(work: impl FnOnce()) -> usize {
     peak_resident_bytes().expect("it says so").saturating_sub(before) as usize
 }
 
-fn publish(library: &Library, scope: &Scope, units: &[Unit]) {
+fn publish(library: &Library, scope: &Scope, units: &[PositionKey]) {
     let mut publication = library.begin_publish(scope, units).expect("begun");
     let mut bytes = vec![0_u8; scope.block_bytes(KvGroup::Sliding)];
     let first_sliding = scope.first_sliding_block(units.len());
@@ -47,7 +47,7 @@ fn publishing_and_restoring_need_little_beyond_the_state() {
     let options = LibraryOptions::default();
     let library = Library::open(store, KeyRing::generate().expect("random"), options).expect("it opens");
     let scope = library.scope(Identity::example_full_size(), "");
-    let units: Vec<_> = (0..blocks * 256).map(|i| Unit::token(i as u32)).collect();
+    let units: Vec<_> = (0..blocks * 256).map(|i| PositionKey::token(i as u32)).collect();
     let publishing = peak_of(|| publish(&library, &scope, &units));
     let plan = library.longest(&scope, &units, units.len(), true).expect("found");
     let bytes = plan.bytes();

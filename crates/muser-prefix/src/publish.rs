@@ -51,7 +51,7 @@ fn publish(shared: &Shared, offer: &PrefixOffer, buffer: &mut Vec<u8>) -> End {
         tracing::warn!(reason = error.counter_name(), "a prefix is not kept: {error}");
         End::Failed
     };
-    let mut pace = Pace { began: Instant::now() };
+    let mut throttle = Throttle { began: Instant::now() };
     let mut publication = match shared.library.begin_publish(&shared.scope_of(offer.scope()), offer.units()) {
         Ok(publication) => publication,
         Err(error) => return failed(&error),
@@ -62,7 +62,7 @@ fn publish(shared: &Shared, offer: &PrefixOffer, buffer: &mut Vec<u8>) -> End {
         return End::Known;
     }
     for wanted in wanted {
-        pace.rest(shared, offer);
+        throttle.rest(shared, offer);
         if shared.closed.load(Relaxed) {
             return End::Gone;
         }
@@ -78,7 +78,7 @@ fn publish(shared: &Shared, offer: &PrefixOffer, buffer: &mut Vec<u8>) -> End {
             return failed(&error);
         }
     }
-    pace.rest(shared, offer);
+    throttle.rest(shared, offer);
     if !shared.options.weights.iter().all(|files| files.are_unchanged()) {
         tracing::error!(
             "a model file was written to while it is in use: what is computed with it is not kept"
@@ -94,11 +94,11 @@ fn publish(shared: &Shared, offer: &PrefixOffer, buffer: &mut Vec<u8>) -> End {
 }
 
 /// Rests between pieces of work while the engine computes.
-struct Pace {
+struct Throttle {
     began: Instant,
 }
 
-impl Pace {
+impl Throttle {
     fn rest(&mut self, shared: &Shared, offer: &PrefixOffer) {
         let rest = self.began.elapsed() * shared.options.rest;
         let end = Instant::now() + rest;

@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use muser_engine::{PrefixOffer, PrefixQuery, PrefixSource};
-use muser_kv::{CacheScope, KvGroup, Unit};
+use muser_kv::{CacheScope, KvGroup, PositionKey};
 use muser_pack::{Library, PackId, Scope};
 
 use crate::PackFigures;
@@ -133,7 +133,7 @@ impl PackUse {
     }
 
     /// The pack with the longest part of this prefix, and how many positions of it can be resumed.
-    pub fn find(&self, units: &[Unit]) -> Option<(PackId, usize)> {
+    pub fn find(&self, units: &[PositionKey]) -> Option<(PackId, usize)> {
         let plan = self.shared.library.longest(&self.shared.scope, units, units.len(), false)?;
         Some((plan.pack, plan.positions))
     }

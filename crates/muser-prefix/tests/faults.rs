@@ -123,7 +123,7 @@ fn a_restore_beyond_its_limits_is_not_begun_or_given_up() {
 #[test]
 fn a_restore_of_exactly_the_limit_is_made() {
     let (disk, prompt, expected) = stored();
-    let units: Vec<_> = prompt.iter().map(|&id| muser_kv::Unit::token(id)).collect();
+    let units: Vec<_> = prompt.iter().map(|&id| muser_kv::PositionKey::token(id)).collect();
     let running = start_with(&disk, config(), PackOptions::default(), |_| {});
     let (library, scope) = (running.packs.library().clone(), running.packs.scope().clone());
     let plan = library.longest(&scope, &units, units.len() - 1, false).expect("it is stored");

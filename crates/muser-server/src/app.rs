@@ -13,19 +13,19 @@ use muser_gguf::GgufFile;
 use tokio::runtime::Handle;
 use tokio::task::spawn_blocking;
 
-use crate::auth::Keys;
 use crate::backend::{Backend, Slot, Snapshot};
 use crate::believed::Believed;
+use crate::body_budget::BodyBudget;
 use crate::config::ServerConfig;
 use crate::dashboard::{Board, Machine, NodePart};
 use crate::error::{ApiError, ServerError};
+use crate::keys::Keys;
 use crate::metrics::Metrics;
 use crate::packs::Packs;
 use crate::pictures::{Pictures, Reader};
 use crate::routes::responses::Responses;
 use crate::slot_book::SlotBook;
-use crate::text::TextSide;
-use crate::work_room::BodyBudget;
+use crate::text::TextPipeline;
 use crate::wrong_keys::WrongKeys;
 
 /// Facts about the loaded model.
@@ -76,7 +76,7 @@ pub struct Loaded {
     /// Facts.
     pub facts: ModelFacts,
     /// Vocabulary, template and parsers.
-    pub text: Arc<TextSide>,
+    pub text: Arc<TextPipeline>,
     /// The engine.
     pub backend: Arc<dyn Backend>,
     /// Metrics.
@@ -147,7 +147,7 @@ impl App {
     }
 
     /// Starts answering for a model. A second call has no effect.
-    pub fn load(&self, facts: ModelFacts, text: TextSide, backend: Arc<dyn Backend>) {
+    pub fn load(&self, facts: ModelFacts, text: TextPipeline, backend: Arc<dyn Backend>) {
         let metrics = Metrics::new(&facts.name);
         let mut text = text;
         let pictures = match (backend.tower(), &facts.blind) {

@@ -1,76 +1,23 @@
-//! Keys, and who may call without one.
+//! Who may call.
 //!
-//! Keys are held as SHA-256 digests and compared in constant time, all of them on every request, so that neither
-//! the place of a difference nor the number of the matching key shows in the time taken. Which paths are open is decided by
-//! the parsed path alone, the same that routing looks at. Without keys [`Believed`](crate::believed::Believed) decides.
+//! Which paths are open is decided by the parsed path alone, the same that routing looks at. Without keys
+//! [`Believed`](crate::believed::Believed) decides.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::Response;
-use subtle::{Choice, ConstantTimeEq as _};
 
 use crate::app::{App, SharedApp};
 use crate::error::{ApiError, Dialect};
+use crate::keys::{Keys, digest};
 use crate::owner::Owner;
 use crate::refusals;
-use crate::shown_path::shown_path;
+use crate::shown_path::{KnownPaths, ShownPath};
 use crate::wrong_keys::Caller;
-
-/// The accepted keys.
-#[derive(Debug, Clone, Default)]
-pub struct Keys {
-    digests: Vec<[u8; 32]>,
-    shortest: usize,
-}
-
-impl Keys {
-    /// Keys from text: one a line, blank lines and lines that start with `#` left out.
-    pub fn from_lines(text: &str) -> Self {
-        // Editors of some systems put a byte order mark before the first line.
-        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
-        let mut keys = Self { digests: Vec::new(), shortest: usize::MAX };
-        for line in lines {
-            keys.digests.push(digest(line.as_bytes()));
-            keys.shortest = keys.shortest.min(line.len());
-        }
-        keys
-    }
-
-    /// Length of the shortest key in bytes.
-    pub fn shortest(&self) -> usize {
-        self.shortest
-    }
-
-    /// Whether no key is asked for.
-    pub fn is_empty(&self) -> bool {
-        self.digests.is_empty()
-    }
-
-    /// Whether `candidate` is one of the keys.
-    pub fn accept(&self, candidate: &[u8]) -> bool {
-        self.owner_of(candidate).is_some()
-    }
-
-    /// Who has this key, if it is one.
-    pub fn owner_of(&self, candidate: &[u8]) -> Option<Owner> {
-        let candidate = digest(candidate);
-        let mut found = Choice::from(0);
-        for known in &self.digests {
-            found |= known.ct_eq(&candidate);
-        }
-        bool::from(found).then(|| Owner::of_key(&candidate))
-    }
-}
-
-fn digest(bytes: &[u8]) -> [u8; 32] {
-    let mut out = [0; 32];
-    out.copy_from_slice(aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, bytes).as_ref());
-    out
-}
 
 /// Paths that answer without a key: the health check, and the pages with their assets, which hold nothing secret.
 pub const OPEN_PATHS: [&str; 10] = [
@@ -87,9 +34,15 @@ pub const OPEN_PATHS: [&str; 10] = [
 ];
 
 /// Refuses requests without a valid key, and calls of strangers' web pages where no key protects us; logs every request.
-pub async fn guard(State(app): State<SharedApp>, request: Request, next: Next) -> Response {
+pub(crate) async fn guard(
+    State((app, known)): State<(SharedApp, Arc<KnownPaths>)>,
+    mut request: Request,
+    next: Next,
+) -> Response {
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let begun = Instant::now();
+    let shown = known.shown(&path);
+    request.extensions_mut().insert(ShownPath(shown.clone()));
     let mut response = match admit(&app, &request) {
         Ok(owner) => owner.answering(next.run(request)).await,
         Err(fault) => {
@@ -107,7 +60,6 @@ pub async fn guard(State(app): State<SharedApp>, request: Request, next: Next) -
     }
     // Which route it was is all that a request adds to the log; its words, names and prompts never do.
     let headers_ms = begun.elapsed().as_millis() as u64;
-    let shown = shown_path(&path);
     tracing::info!(%method, path = shown, status = status.as_u16(), headers_ms, "request");
     if status.is_client_error() || status.is_server_error() {
         refusals::note(&app, &method, &shown, &response);
@@ -147,30 +99,6 @@ fn presented_keys(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn keys_match_whole_lines_only() {
-        let keys = Keys::from_lines("# comment\n alpha \n\nbeta\n");
-        assert!(keys.accept(b"alpha") && keys.accept(b"beta"));
-        for wrong in [&b"alph"[..], b"alphabet", b"", b"# comment", b"ALPHA"] {
-            assert!(!keys.accept(wrong));
-        }
-    }
-
-    #[test]
-    fn every_byte_of_a_digest_counts() {
-        for (byte, bit) in (0..32).flat_map(|byte| [(byte, 1), (byte, 0x80)]) {
-            let mut keys = Keys::from_lines("alpha\n");
-            keys.digests[0][byte] ^= bit;
-            assert!(!keys.accept(b"alpha"), "byte {byte}, bit {bit}");
-        }
-    }
-
-    #[test]
-    fn a_byte_order_mark_is_not_part_of_a_key() {
-        assert!(Keys::from_lines("\u{feff}alpha\r\nbeta\r\n").accept(b"alpha"));
-        assert!(Keys::from_lines("\u{feff}# only a comment\n").is_empty());
-    }
 
     #[test]
     fn a_key_is_read_from_both_headers() {

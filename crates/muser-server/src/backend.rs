@@ -138,7 +138,7 @@ pub trait Backend: Send + Sync + 'static {
     fn slots(&self) -> usize;
 
     /// Ends all running requests as cancelled and takes no more.
-    fn cut_off(&self);
+    fn abort_all(&self);
 
     /// Why no request can succeed until the process is started anew; `None` as long as the device works.
     fn lost(&self) -> Option<String> {

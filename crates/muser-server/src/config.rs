@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use zeroize::Zeroizing;
 
-use crate::auth::Keys;
 use crate::error::ServerError;
+use crate::keys::Keys;
 use crate::pictures::MOST_TOKENS;
 
 /// Limits that keep one client from hurting the others.

@@ -9,7 +9,6 @@ use serde_json::{Map, Value, json};
 
 use crate::dashboard;
 use crate::fields::{Field, Kind, Support};
-use crate::routes::ALIASES;
 
 /// One route.
 #[derive(Debug, Clone, Copy)]
@@ -150,7 +149,7 @@ fn schema(kind: Kind) -> Value {
 }
 
 /// The page for people.
-pub fn markdown(routes: &[Route]) -> String {
+pub fn markdown(routes: &[Route], aliases: &[(&str, &str)]) -> String {
     let mut page = String::from(
         "# HTTP interface\n\nPrinted from the tables in `crates/muser-server` that check requests; do not edit.\n\n\
          Unknown fields are ignored and logged once. `null` counts as absent. A wrong type is a 400 whose error \
@@ -163,7 +162,7 @@ pub fn markdown(routes: &[Route]) -> String {
             writeln!(page, "| `{} {}` | {} | {} |", route.method, route.path, route.family, route.summary);
     }
     page.push_str("\nThe same under other paths:\n\n| path | as |\n|---|---|\n");
-    for (path, same_as) in ALIASES {
+    for (path, same_as) in aliases {
         let _ = writeln!(page, "| `{path}` | `{same_as}` |");
     }
     for route in routes.iter().filter(|route| !route.fields.is_empty()) {
@@ -210,12 +209,12 @@ fn nested(page: &mut String, kind: Kind, path: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::routes::ROUTES;
+    use crate::routes::{ALIASES, ROUTES};
 
     #[test]
     fn api_page_is_current() {
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/api.md");
-        let current = markdown(ROUTES);
+        let current = markdown(ROUTES, ALIASES);
         if std::env::var_os("MUSER_UPDATE_DOCS").is_some() {
             std::fs::write(&path, &current).expect("docs/api.md can be written");
         }

@@ -9,7 +9,7 @@ use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use crate::refusals::Refusal;
+use crate::refusal::Refusal;
 
 /// Content codings that bodies may have.
 pub const CODINGS: &str = "gzip, deflate, zstd and br";
@@ -343,7 +343,8 @@ impl ApiError {
     /// The HTTP answer in a dialect.
     pub fn into_response_as(self, dialect: Dialect) -> Response {
         let mut response = (self.status, Json(self.body(dialect))).into_response();
-        response.extensions_mut().insert(Refusal::of(&self));
+        let code = self.code.unwrap_or_else(|| self.kind());
+        response.extensions_mut().insert(Refusal::new(code, self.param.as_deref(), &self.message));
         let headers = response.headers_mut();
         if let Some(seconds) = self.retry_after_s {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));

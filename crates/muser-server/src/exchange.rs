@@ -12,7 +12,7 @@ use crate::bodies;
 use crate::config::Limits;
 use crate::error::ApiError;
 use crate::fields::{Field, check};
-use crate::shown_path::shown_path;
+use crate::shown_path::ShownPath;
 use crate::work_room::{SHORT_BODY_BYTES, compute, note_body, reserve};
 
 /// Memory for a long body is taken in pieces of this size.
@@ -27,7 +27,7 @@ pub async fn read_body(
     limits: &Limits,
     table: &'static [Field],
 ) -> Result<Map<String, Value>, ApiError> {
-    let path = request.uri().path().to_owned();
+    let path = request.extensions().get::<ShownPath>().cloned();
     let codings = bodies::codings(request.headers())?;
     let bytes = read_bytes(request, limits).await?;
     note_body(bytes.len());
@@ -48,7 +48,8 @@ pub async fn read_body(
         Ok((body, unknown))
     })
     .await?;
-    log_unknown(&shown_path(&path), &unknown);
+    // Behind the guard every request has one.
+    log_unknown(path.as_ref().map_or("", |path| &path.0), &unknown);
     Ok(body)
 }
 

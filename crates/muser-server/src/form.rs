@@ -16,14 +16,14 @@ use crate::conversation::{sentence, text_fault};
 use crate::error::ApiError;
 use crate::masks::MaskedTurn;
 use crate::notice::Notice;
-use crate::text::TextSide;
+use crate::text::TextPipeline;
 use crate::work::{Conversation, Form, Prompt, ToolChoice, Work};
 use crate::work_room::still_wanted;
 
 /// The constraint for `work`, if it asks for one, and what of its tools is not kept. `limit`: where the output
 /// is cut off.
 pub(crate) fn constraint(
-    text: &TextSide,
+    text: &TextPipeline,
     work: &Work,
     options: &OutputOptions,
     limit: usize,
@@ -121,7 +121,7 @@ fn callable(conversation: &Conversation) -> Vec<Value> {
 }
 
 /// The constraint for a text of at least some tokens, if that is all that is asked for.
-fn at_least(text: &TextSide, work: &Work, options: &OutputOptions) -> Option<ConstraintFactory> {
+fn at_least(text: &TextPipeline, work: &Work, options: &OutputOptions) -> Option<ConstraintFactory> {
     let (left, ends) = (work.min_tokens, text.ending_ids(options));
     if left == 0 {
         return None;

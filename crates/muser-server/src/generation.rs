@@ -27,10 +27,10 @@ use crate::notice::Notice;
 use crate::owner::Owner;
 use crate::params::drawn_seed;
 use crate::places::Places;
-use crate::text::TextSide;
+use crate::text::TextPipeline;
 use crate::work::{Prompt, Work};
-pub(crate) use crate::work_room::aside;
 use crate::work_room::compute;
+pub(crate) use crate::work_room::run_blocking;
 
 /// A running request.
 pub struct Generation {
@@ -523,7 +523,7 @@ fn shown(event: OutputEvent) -> OutputEvent {
 }
 
 /// Whether a token is part of the visible text.
-fn is_text(text: &TextSide, id: u32) -> bool {
+fn is_text(text: &TextPipeline, id: u32) -> bool {
     matches!(text.tokenizer().token_kind(id), Some(TokenKind::Normal | TokenKind::UserDefined))
 }
 

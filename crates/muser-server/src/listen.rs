@@ -26,11 +26,11 @@ use crate::config::{Limits, ServerConfig, ShutdownPolicy};
 use crate::dashboard::INTERVAL;
 use crate::error::ServerError;
 use crate::listeners::{Listeners, Wire};
-use crate::opening::Opening;
 use crate::routes;
-use crate::stall::StallLimit;
 use crate::tls::Tls;
+use crate::version_timeout::Opening;
 use crate::work_room::WorkRoom;
+use crate::write_timeout::StallLimit;
 use crate::wrong_keys::Caller;
 
 /// Time for a connection that is closed in good manners to say goodbye.
@@ -171,7 +171,7 @@ impl Shared {
         if timeout(patience, all_done.recv()).await.is_err() {
             // Streams see their requests end, say so to their clients and end too.
             if let Some(loaded) = self.app.loaded_if_any() {
-                loaded.backend.cut_off();
+                loaded.backend.abort_all();
             }
             let _ = timeout(GOODBYE, all_done.recv()).await;
         }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use muser_kv::Unit;
+use muser_kv::PositionKey;
 use muser_pack::{Expect, Library, PackError, PackId, RecordInfo, Refusal, Scope};
 use serde_json::{Value, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -314,7 +314,7 @@ impl Packs {
     }
 
     fn pin(&self, owner: Owner, ids: &[u32]) -> Result<Option<Kept>, ApiError> {
-        let units: Vec<Unit> = ids.iter().copied().map(Unit::token).collect();
+        let units: Vec<PositionKey> = ids.iter().copied().map(PositionKey::token).collect();
         let Some(plan) = self.library.longest(&self.scope_of(owner), &units, units.len(), false) else {
             return Ok(None);
         };

@@ -7,26 +7,7 @@ use axum::http::Method;
 use axum::response::Response;
 
 use crate::app::App;
-use crate::error::ApiError;
-
-/// What is remembered of a fault beside its answer.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Refusal {
-    code: &'static str,
-    param: Option<String>,
-    sentence: String,
-}
-
-impl Refusal {
-    /// Of a fault, without what the client sent.
-    pub(crate) fn of(fault: &ApiError) -> Self {
-        Self {
-            code: fault.code.unwrap_or_else(|| fault.kind()),
-            param: fault.param.as_deref().map(|param| shortened(param, 120)),
-            sentence: own_words(&fault.message),
-        }
-    }
-}
+use crate::refusal::Refusal;
 
 /// Logs and counts an answer that is an error.
 pub(crate) fn note(app: &App, method: &Method, path: &str, response: &Response) {
@@ -50,33 +31,6 @@ pub(crate) fn note(app: &App, method: &Method, path: &str, response: &Response) 
         None => ("none", None, ""),
     };
     tracing::warn!(%method, path, status, code, param, reason, lines_left_out = missed, "request refused");
-}
-
-/// Our part of a sentence: what stands in double quotes came from the client, and is left out.
-fn own_words(message: &str) -> String {
-    let mut out = String::with_capacity(message.len().min(300));
-    let (mut inside, mut escaped) = (false, false);
-    for c in message.chars() {
-        if inside {
-            inside = escaped || c != '"';
-            escaped = !escaped && c == '\\';
-            continue;
-        }
-        if c == '"' {
-            inside = true;
-            out.push('…');
-        } else {
-            out.push(c);
-        }
-    }
-    shortened(&out, 300)
-}
-
-fn shortened(text: &str, most: usize) -> String {
-    match text.char_indices().nth(most) {
-        Some((at, _)) => format!("{}…", &text[..at]),
-        None => text.to_owned(),
-    }
 }
 
 /// Lets some lines a second through, so that a client cannot fill a disk with them.
@@ -107,15 +61,6 @@ impl Seldom {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_clients_words_are_left_out() {
-        let check = |message: &str, expected: &str| assert_eq!(own_words(message), expected);
-        check("'top_p' must be from 0 to 1", "'top_p' must be from 0 to 1");
-        check("found the string \"my \\\"secret\\\" plan\", sorry", "found the string …, sorry");
-        check("found \"ends open", "found …");
-        assert_eq!(own_words(&"ä".repeat(400)).chars().count(), 301);
-    }
 
     #[test]
     fn a_flood_is_a_few_lines_and_a_count() {

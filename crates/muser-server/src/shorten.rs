@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use crate::app::Loaded;
 use crate::error::ApiError;
-use crate::generation::aside;
-use crate::text::TextSide;
+use crate::generation::run_blocking;
+use crate::text::TextPipeline;
 use crate::work::{Conversation, Prompt, Work};
 
 /// Output tokens that are kept free when the request names no limit.
@@ -17,7 +17,7 @@ const ROOM: usize = 1024;
 /// alone do not fit, it is for the engine to say so.
 pub(crate) async fn to_fit(loaded: &Arc<Loaded>, mut work: Work) -> Result<Work, ApiError> {
     let loaded = Arc::clone(loaded);
-    aside(move || {
+    run_blocking(move || {
         let context = loaded.facts.context_tokens;
         let wanted = work.max_tokens.map_or(ROOM, |tokens| tokens as usize);
         let most = context.saturating_sub(wanted.clamp(1, (context / 4).max(1)));
@@ -33,7 +33,7 @@ pub(crate) async fn to_fit(loaded: &Arc<Loaded>, mut work: Work) -> Result<Work,
 
 /// The messages that must go so that the prompt has at most `most` tokens.
 fn surplus(
-    text: &TextSide,
+    text: &TextPipeline,
     conversation: &Conversation,
     most: usize,
 ) -> Result<std::ops::Range<usize>, ApiError> {

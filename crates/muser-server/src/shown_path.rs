@@ -2,26 +2,20 @@
 //! so is whatever no route knows.
 
 use std::collections::HashSet;
-use std::sync::LazyLock;
-
-use crate::auth::OPEN_PATHS;
-use crate::routes::{ALIASES, ROUTES};
 
 /// What stands for a word that no route knows.
 const UNKNOWN: &str = "…";
 
 /// The routes' paths in segments, and all the words in them.
-struct Known {
+#[derive(Debug)]
+pub(crate) struct KnownPaths {
     paths: Vec<Vec<&'static str>>,
     words: HashSet<&'static str>,
 }
 
-static KNOWN: LazyLock<Known> = LazyLock::new(|| {
-    let tables = ROUTES.iter().map(|route| route.path).chain(ALIASES.iter().map(|(alias, _)| *alias));
-    let paths: Vec<Vec<&str>> = tables.chain(OPEN_PATHS).map(|path| segments(path).collect()).collect();
-    let words = paths.iter().flatten().copied().filter(|word| !is_parameter(word)).collect();
-    Known { paths, words }
-});
+/// A request's path as it may be logged; travels with the request.
+#[derive(Debug, Clone)]
+pub(crate) struct ShownPath(pub(crate) String);
 
 fn segments(path: &str) -> impl Iterator<Item = &str> {
     path.split('/').filter(|segment| !segment.is_empty())
@@ -31,40 +25,48 @@ fn is_parameter(segment: &str) -> bool {
     segment.starts_with('{')
 }
 
-/// A path without what its sender chose.
-pub(crate) fn shown_path(path: &str) -> String {
-    let known = &*KNOWN;
-    let mut candidates: Vec<&[&str]> = known.paths.iter().map(Vec::as_slice).collect();
-    let mut out = String::with_capacity(path.len().min(64));
-    for (at, segment) in segments(path).enumerate() {
-        let here = |path: &&[&'static str], is: fn(&str, &str) -> bool| {
-            path.get(at).is_some_and(|known| is(known, segment))
-        };
-        let literal = |known: &str, found: &str| known == found;
-        let parameter = |known: &str, _: &str| is_parameter(known);
-        // A name that is also a word of the table is still a name.
-        let is: fn(&str, &str) -> bool =
-            if candidates.iter().any(|path| here(path, literal)) { literal } else { parameter };
-        candidates.retain(|path| here(path, is));
-        out.push('/');
-        match candidates.first() {
-            Some(path) => out.push_str(path[at]),
-            None => out.push_str(known.words.get(segment).copied().unwrap_or(UNKNOWN)),
-        }
-        if at > 8 {
-            out.push_str("/…");
-            break;
-        }
+impl KnownPaths {
+    /// Of all paths that are routed.
+    pub(crate) fn new(paths: impl Iterator<Item = &'static str>) -> Self {
+        let paths: Vec<Vec<&str>> = paths.map(|path| segments(path).collect()).collect();
+        let words = paths.iter().flatten().copied().filter(|word| !is_parameter(word)).collect();
+        Self { paths, words }
     }
-    if out.is_empty() { "/".to_owned() } else { out }
+
+    /// A path without what its sender chose.
+    pub(crate) fn shown(&self, path: &str) -> String {
+        let mut candidates: Vec<&[&str]> = self.paths.iter().map(Vec::as_slice).collect();
+        let mut out = String::with_capacity(path.len().min(64));
+        for (at, segment) in segments(path).enumerate() {
+            let here = |path: &&[&'static str], is: fn(&str, &str) -> bool| {
+                path.get(at).is_some_and(|known| is(known, segment))
+            };
+            let literal = |known: &str, found: &str| known == found;
+            let parameter = |known: &str, _: &str| is_parameter(known);
+            // A name that is also a word of the table is still a name.
+            let is: fn(&str, &str) -> bool =
+                if candidates.iter().any(|path| here(path, literal)) { literal } else { parameter };
+            candidates.retain(|path| here(path, is));
+            out.push('/');
+            match candidates.first() {
+                Some(path) => out.push_str(path[at]),
+                None => out.push_str(self.words.get(segment).copied().unwrap_or(UNKNOWN)),
+            }
+            if at > 8 {
+                out.push_str("/…");
+                break;
+            }
+        }
+        if out.is_empty() { "/".to_owned() } else { out }
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
     #[test]
     fn names_are_left_out_of_paths() {
+        let known = crate::routes::known_paths();
+        let shown_path = |path: &str| known.shown(path);
         for (path, shown) in [
             ("/", "/"),
             ("/v1/chat/completions", "/v1/chat/completions"),

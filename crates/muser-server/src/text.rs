@@ -21,7 +21,7 @@ const USER: &str = "user";
 
 /// Vocabulary, template and parsers of the loaded model.
 #[derive(Debug)]
-pub struct TextSide {
+pub struct TextPipeline {
     tokenizer: Arc<Tokenizer>,
     template: Option<ChatTemplate>,
     template_source: String,
@@ -29,7 +29,7 @@ pub struct TextSide {
     pictures: Pictures,
 }
 
-impl TextSide {
+impl TextPipeline {
     /// From the model's file.
     pub fn from_gguf(file: &GgufFile) -> Result<Self, ServerError> {
         let fault = |error: TextError| ServerError::Text(error.to_string());

@@ -9,7 +9,6 @@
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
-use std::time::Duration;
 
 use axum::extract::{Request, State};
 use axum::http::Method;
@@ -18,20 +17,14 @@ use axum::response::Response;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
 
 use crate::app::SharedApp;
+use crate::body_budget::BodyBudget;
 use crate::error::{ApiError, Dialect};
 use crate::owner::Owner;
 
 /// Bodies up to this length count as short.
 pub(crate) const SHORT_BODY_BYTES: usize = 64 << 10;
-
-/// Longest time that a body waits for memory.
-const BUDGET_WAIT: Duration = Duration::from_secs(10);
-
-/// Unit of the budget.
-const UNIT_BYTES: usize = 1 << 10;
 
 /// Threads for requests.
 pub(crate) struct WorkRoom(Option<Runtime>);
@@ -144,11 +137,11 @@ pub(crate) async fn compute<T: Send + 'static>(
     let body_bytes = JOB.try_with(|job| job.body_bytes.get()).unwrap_or(0);
     let lane = if body_bytes <= SHORT_BODY_BYTES { &LANES.short } else { &LANES.long };
     let _turn = lane.acquire().await.map_err(|_| lost())?;
-    aside(work).await
+    run_blocking(work).await
 }
 
 /// Runs work that waits, for a disk or a network, on a thread that may block.
-pub(crate) async fn aside<T: Send + 'static>(
+pub(crate) async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let (leaves, left) = Leaves::new();
@@ -193,25 +186,6 @@ fn lost() -> ApiError {
     ApiError::internal("The server failed while it prepared this request; its log has the reason")
 }
 
-/// Memory for the bodies of all connections.
-#[derive(Debug, Clone)]
-pub(crate) struct BodyBudget(Arc<Semaphore>, usize);
-
-impl BodyBudget {
-    /// So many bytes in all.
-    pub(crate) fn new(bytes: usize) -> Self {
-        let units = (bytes / UNIT_BYTES).clamp(1, Semaphore::MAX_PERMITS >> 1);
-        Self(Arc::new(Semaphore::new(units)), units)
-    }
-
-    async fn take(&self, bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
-        // A request that needs more than there is gets all of it, when nobody else has any.
-        let units = u32::try_from(bytes.div_ceil(UNIT_BYTES).min(self.1)).unwrap_or(u32::MAX);
-        let taken = timeout(BUDGET_WAIT, Arc::clone(&self.0).acquire_many_owned(units)).await;
-        taken.ok().and_then(Result::ok).ok_or_else(ApiError::bodies_full)
-    }
-}
-
 /// Takes memory for this request's body until it is answered; waits a little if others have it.
 pub(crate) async fn reserve(bytes: usize) -> Result<(), ApiError> {
     let Ok(budget) = JOB.try_with(|job| job.budget.clone()) else { return Ok(()) };
@@ -229,6 +203,7 @@ pub(crate) fn note_body(bytes: usize) {
 mod tests {
     use super::*;
     use std::sync::atomic::AtomicUsize;
+    use std::time::Duration;
 
     #[tokio::test(start_paused = true)]
     async fn the_budget_is_shared_and_given_back() {
@@ -258,7 +233,7 @@ mod tests {
         let (begun, ended) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
         let work = {
             let (begun, ended) = (Arc::clone(&begun), Arc::clone(&ended));
-            aside(move || {
+            run_blocking(move || {
                 begun.store(true, Ordering::SeqCst);
                 let since = std::time::Instant::now();
                 while still_wanted() && since.elapsed() < Duration::from_secs(20) {
@@ -278,7 +253,7 @@ mod tests {
             assert!(since.elapsed() < Duration::from_secs(10), "it goes on");
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
-        assert_eq!(aside(|| Ok(still_wanted())).await.ok(), Some(true));
+        assert_eq!(run_blocking(|| Ok(still_wanted())).await.ok(), Some(true));
         assert!(still_wanted());
     }
 

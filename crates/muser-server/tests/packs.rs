@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use muser_kv::{BLOCK_LEN, KvGroup, Unit};
+use muser_kv::{BLOCK_LEN, KvGroup, PositionKey};
 use muser_pack::{
     Geometry, Identity, KeyRing, LayerKind, Library, LibraryOptions, MemoryStore, Positions, Representation,
 };
@@ -70,8 +70,8 @@ async fn serve(library: &Library, engine: &Scripted) -> Running {
         let (library, scope, engine) = (library.clone(), scope.clone(), engine.clone());
         move |_: Duration| {
             let ids = engine.last().ids;
-            let units: Vec<Unit> =
-                ids[..ids.len() / BLOCK_LEN * BLOCK_LEN].iter().copied().map(Unit::token).collect();
+            let units: Vec<PositionKey> =
+                ids[..ids.len() / BLOCK_LEN * BLOCK_LEN].iter().copied().map(PositionKey::token).collect();
             if !units.is_empty() {
                 let mut publication = library.begin_publish(&scope, &units).expect("room");
                 for wanted in publication.wanted() {

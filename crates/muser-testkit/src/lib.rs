@@ -5,10 +5,13 @@
 //!   and where `MUSER_TEST_REQUIRE` names the need the test fails instead.
 //! - [`is_long`] is what `MUSER_TEST_LONG` means.
 //! - [`CountingAllocator`] counts allocations, [`resident_bytes`] memory.
+//! - `model`, a feature, tries every order of what threads do.
 //! - [`Rng`] are numbers from a seed, so that a run can be repeated; [`models`] the files of the tree.
 
 mod alloc;
 mod memory;
+#[cfg(feature = "model")]
+pub mod model;
 mod need;
 mod rng;
 

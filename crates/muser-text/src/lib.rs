@@ -19,16 +19,19 @@ mod special_tokens;
 #[cfg(test)]
 mod test_support;
 mod tokenizer;
+mod utf8;
 mod vocabulary;
 
 pub use byte_alphabet::spell_bytes;
 pub use chat::{
-    ChatInput, ChatTemplate, Clock, PARTIAL_JSON, PromptIds, normalise_messages, normalise_tools,
+    ChatInput, ChatTemplate, Clock, PARTIAL_JSON, PromptIds, normalise_messages, normalise_tools, utc,
+    utc_now,
 };
-pub use detokenizer::{Detokenizer, Markers, Utf8Joiner};
+pub use detokenizer::Detokenizer;
 pub use error::TextError;
 pub use output::{
     OutputChannel, OutputDecoder, OutputEnd, OutputEvent, OutputMode, OutputOptions, StopMatcher,
 };
-pub use tokenizer::{ChannelTokens, Specials, Tokenizer};
+pub use tokenizer::{ChannelTokens, Markers, Specials, Tokenizer};
+pub use utf8::Utf8Joiner;
 pub use vocabulary::{TokenKind, VocabSource};

@@ -4,10 +4,10 @@
 //! ([`crate::bpe`]). It never fails and takes time near linear in the text, whatever the text is.
 
 use crate::bpe::{Scratch, encode_piece};
-use crate::detokenizer::{Markers, Utf8Joiner, push_id};
 use crate::error::{TextError, shown};
 use crate::pre_split::Pieces;
 use crate::special_tokens::{Segment, SpecialTokens};
+use crate::utf8::Utf8Joiner;
 use crate::vocabulary::{MERGES_KEY, TOKENS_KEY, TYPES_KEY, TokenKind, VocabSource, Vocabulary};
 use muser_gguf::{GgufError, GgufFile};
 
@@ -18,6 +18,15 @@ pub enum Specials {
     Plain,
     /// Markers become their ids. For text whose author may steer the model.
     Parse,
+}
+
+/// Whether markers such as `<|eot|>` show in the text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Markers {
+    /// Control tokens vanish; user-defined ones show.
+    Hide,
+    /// All show as their literal text.
+    Show,
 }
 
 /// Ids that structure the model's output.
@@ -167,12 +176,30 @@ impl Tokenizer {
         }
     }
 
+    /// One id onto a joiner.
+    pub(crate) fn join(&self, id: u32, markers: Markers, joiner: &mut Utf8Joiner, out: &mut String) {
+        let (Some(bytes), Some(kind)) = (self.token_bytes(id), self.token_kind(id)) else { return };
+        match kind {
+            TokenKind::Normal => joiner.push(bytes, out),
+            TokenKind::UserDefined => {
+                joiner.flush(out);
+                joiner.push(bytes, out);
+            }
+            TokenKind::Control | TokenKind::Unused => {
+                joiner.flush(out);
+                if markers == Markers::Show {
+                    joiner.push(bytes, out);
+                }
+            }
+        }
+    }
+
     /// Text of ids, invalid bytes replaced by U+FFFD.
     pub fn decode(&self, ids: &[u32], markers: Markers) -> String {
         let mut out = String::new();
         let mut joiner = Utf8Joiner::default();
         for &id in ids {
-            push_id(self, markers, &mut joiner, id, &mut out);
+            self.join(id, markers, &mut joiner, &mut out);
         }
         joiner.flush(&mut out);
         out

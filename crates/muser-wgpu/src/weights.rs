@@ -1,6 +1,5 @@
 //! Weights on the device, one copy: matrices in the file's layout, cut into slabs of rows that fit a binding.
 
-use muser_backend::LayerRange;
 use muser_backend::arith::{MatrixRole, Segments};
 use muser_gguf::GgmlType;
 use muser_model::{Matrix, Model};
@@ -57,13 +56,11 @@ pub(crate) struct LayerOnDevice {
     pub(crate) post_ffw_norm: Buffer,
 }
 
-/// Weights of a range of layers.
+/// All weights of a model.
 pub(crate) struct Weights {
-    /// With the first layer, and where there is a draft.
-    pub(crate) embedding: Option<Weight>,
+    pub(crate) embedding: Weight,
     pub(crate) layers: Vec<LayerOnDevice>,
-    /// With the last layer.
-    pub(crate) output: Option<Weight>,
+    pub(crate) output: Weight,
     pub(crate) output_norm: Buffer,
 }
 
@@ -86,13 +83,6 @@ pub(crate) fn check(matrix: &Matrix) -> Result<(), WgpuError> {
         return refuse(format!("{} inputs, expected a multiple of 256", matrix.cols));
     }
     Ok(())
-}
-
-/// The matrices of a range of layers.
-pub(crate) fn of_range(model: &Model, range: LayerRange) -> impl Iterator<Item = &Matrix> {
-    let table = range.has_embedding().then_some(&model.token_embd);
-    let output = range.has_output().then_some(&model.output);
-    table.into_iter().chain(model.matrices_of(range.layers())).chain(output)
 }
 
 /// Bytes that matrices take.
@@ -181,11 +171,11 @@ impl<'a> Loader<'a> {
 }
 
 impl Weights {
-    /// Loads a range of a model.
-    pub(crate) fn load(device: &Device, model: &Model, range: LayerRange) -> Result<Self, WgpuError> {
+    /// Loads a model.
+    pub(crate) fn load(device: &Device, model: &Model) -> Result<Self, WgpuError> {
         let mut loader = Loader::new(device);
-        let mut layers = Vec::with_capacity(range.count());
-        for l in &model.layers[range.layers()] {
+        let mut layers = Vec::with_capacity(model.layers.len());
+        for l in &model.layers {
             let mut matrix = |matrix: &Matrix, role| loader.matrix(matrix, Some(role));
             layers.push(LayerOnDevice {
                 attn_q: matrix(&l.attn_q, MatrixRole::AttnIn)?,
@@ -204,22 +194,13 @@ impl Weights {
                 post_ffw_norm: loader.vector(&l.post_ffw_norm)?,
             });
         }
-        let output = range.has_output().then(|| loader.matrix(&model.output, Some(MatrixRole::Output)));
-        let embedding = range.has_embedding().then(|| loader.matrix(&model.token_embd, None));
         let weights = Self {
             layers,
-            output: output.transpose()?,
+            output: loader.matrix(&model.output, Some(MatrixRole::Output))?,
             output_norm: loader.vector(&model.output_norm)?,
-            embedding: embedding.transpose()?,
+            embedding: loader.matrix(&model.token_embd, None)?,
         };
         loader.settle()?;
         Ok(weights)
-    }
-
-    /// Loads the embedding table for a draft behind a cut.
-    pub(crate) fn load_table(&mut self, device: &Device, model: &Model) -> Result<(), WgpuError> {
-        let mut loader = Loader::new(device);
-        self.embedding = Some(loader.matrix(&model.token_embd, None)?);
-        loader.settle()
     }
 }

@@ -26,7 +26,6 @@ mod one_sequence;
 mod output;
 mod packs;
 mod projector;
-mod receipt;
 
 use std::process::ExitCode;
 
@@ -35,6 +34,9 @@ use clap::{CommandFactory as _, FromArgMatches as _};
 use crate::cli::{Cli, Command, GlobalArgs};
 use crate::config::ConfigError;
 use crate::output::{Console, usage_error};
+
+/// Commit that this program was built from.
+const COMMIT: &str = env!("MUSER_COMMIT");
 
 // glibc's allocator gives every thread an arena and returns memory late; the engine's buffers live long and are few, but
 // tokenizing and JSON allocate a lot of small pieces from several threads.

@@ -5,7 +5,7 @@ mod support;
 use std::path::Path;
 use std::sync::Arc;
 
-use muser_kv::{KvGroup, Unit};
+use muser_kv::{KvGroup, PositionKey};
 use muser_pack::{DirStore, Identity, KeyFile, Library, LibraryOptions};
 use serde_json::Value;
 use support::Home;
@@ -17,7 +17,7 @@ fn fill(home: &Home, lengths: &[usize]) -> Vec<String> {
     let library = Library::open(Arc::new(store), keys, LibraryOptions::default()).expect("open");
     let scope = library.scope(Identity::example(), "");
     let publish = |len: &usize| {
-        let units: Vec<_> = (0..*len).map(|i| Unit::token((i * 31 + len) as u32)).collect();
+        let units: Vec<_> = (0..*len).map(|i| PositionKey::token((i * 31 + len) as u32)).collect();
         let mut publication = library.begin_publish(&scope, &units).expect("begun");
         for wanted in publication.wanted() {
             let fill = (len + 2 * wanted.index) as u8 ^ u8::from(wanted.group == KvGroup::Full);

@@ -3,6 +3,7 @@
 use muser_model::{DflashConfig, Geometry};
 
 use super::panels::{PanelBuffers, PanelPointers};
+use crate::bounds::Reach;
 use crate::kernels::matmul::Input;
 use crate::kernels::rows::QuantTarget;
 
@@ -22,14 +23,20 @@ impl Widths {
         Self { hidden: g.hidden, ffn: g.ffn, q: g.q_width(), kv: g.kv_width(), head_dim: g.head_dim }
     }
 
+    /// Those of a draft.
+    pub(crate) fn of_draft(c: &DflashConfig) -> Self {
+        Self { hidden: c.hidden, ffn: c.ffn, q: c.q_width(), kv: c.kv_width(), head_dim: c.head_dim }
+    }
+
     /// Room for a draft's rows too.
     pub(crate) fn or_draft(self, c: &DflashConfig) -> Self {
+        let draft = Self::of_draft(c);
         Self {
-            hidden: self.hidden.max(c.hidden),
-            ffn: self.ffn.max(c.ffn),
-            q: self.q.max(c.q_width()),
-            kv: self.kv.max(c.kv_width()),
-            head_dim: self.head_dim.max(c.head_dim),
+            hidden: self.hidden.max(draft.hidden),
+            ffn: self.ffn.max(draft.ffn),
+            q: self.q.max(draft.q),
+            kv: self.kv.max(draft.kv),
+            head_dim: self.head_dim.max(draft.head_dim),
         }
     }
 }
@@ -54,6 +61,8 @@ pub(crate) struct Buffers {
     /// cos of all pairs, then sin, per row.
     pub(crate) rope: Vec<f32>,
     panels: PanelBuffers,
+    widths: Widths,
+    rows: usize,
 }
 
 impl Buffers {
@@ -74,6 +83,8 @@ impl Buffers {
             ffn_up: of(w.ffn),
             rope: of(w.head_dim),
             panels: PanelBuffers::new(rows, widest, super_blocks, small_blocks),
+            widths: w,
+            rows,
         }
     }
 
@@ -92,6 +103,8 @@ impl Buffers {
             ffn_up: self.ffn_up.as_mut_ptr(),
             rope: self.rope.as_mut_ptr(),
             panels: self.panels.pointers(),
+            widths: self.widths,
+            rows: self.rows,
         }
     }
 }
@@ -111,9 +124,26 @@ pub(crate) struct Pointers {
     pub(crate) ffn_up: *mut f32,
     pub(crate) rope: *mut f32,
     panels: PanelPointers,
+    widths: Widths,
+    rows: usize,
 }
 
 impl Pointers {
+    /// There is room for `rows` rows of these widths.
+    pub(crate) fn holds(&self, rows: usize, widths: Widths) {
+        let (w, room) = (widths, self.widths);
+        Reach::of(self.rows).holds(rows);
+        for (width, room) in [
+            (w.hidden, room.hidden),
+            (w.ffn, room.ffn),
+            (w.q, room.q),
+            (w.kv, room.kv),
+            (w.head_dim, room.head_dim),
+        ] {
+            Reach::of(room).holds(width);
+        }
+    }
+
     /// The same with panels only for super-block types, or small-block types, or both.
     pub(crate) fn only(self, super_blocks: bool, small_blocks: bool) -> Self {
         Self { panels: self.panels.only(super_blocks, small_blocks), ..self }

@@ -12,13 +12,14 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use muser_backend::kv_layout::HeadLayout;
 use muser_backend::{ExecError, KvCapacity, KvType, LayerRange, LentBlock};
 use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
 use muser_model::Geometry;
 
+use super::loans::Loans;
+use crate::bounds::Reach;
 use crate::kernels::attention::FloatKv;
 use crate::kernels::exact::DigitKv;
 use crate::kernels::kv::KvView;
@@ -70,19 +71,25 @@ impl Heads {
         }
     }
 
-    /// One key head of a layer that begins at `layer` in the first block; blocks are `block_stride` bytes apart.
-    pub(crate) fn view(&self, layer: *mut u8, head: usize, block_stride: usize) -> KvView {
+    /// One key head of a layer that begins at `layer` in the first of `blocks` blocks, which are `block_stride` bytes apart.
+    pub(crate) fn view(&self, layer: *mut u8, head: usize, block_stride: usize, blocks: usize) -> KvView {
+        let blocks = Reach::of(blocks);
         match self.head(head) {
             Head::Float(k, v) => KvView::Float(FloatKv {
                 k: layer.wrapping_add(k).cast(),
                 v: layer.wrapping_add(v).cast(),
                 block_stride: block_stride / 2,
+                blocks,
                 head_dim: self.dim,
                 scale: 1.0 / (self.dim as f32).sqrt(),
             }),
-            Head::Digits(at, head) => {
-                KvView::Digits(DigitKv { first: layer.wrapping_add(at), block_stride, head, bounded: true })
-            }
+            Head::Digits(at, head) => KvView::Digits(DigitKv {
+                first: layer.wrapping_add(at),
+                block_stride,
+                blocks,
+                head,
+                bounded: true,
+            }),
         }
     }
 
@@ -125,29 +132,6 @@ pub(crate) struct KvStore {
     loans: Arc<Loans>,
 }
 
-/// Which blocks are lent: while they are, their bytes are the borrowers'.
-#[derive(Default)]
-struct Loans {
-    count: AtomicUsize,
-    full: Box<[AtomicBool]>,
-    sliding: Box<[AtomicBool]>,
-}
-
-impl Loans {
-    fn of(&self, group: KvGroup) -> &[AtomicBool] {
-        match group {
-            KvGroup::Full => &self.full,
-            KvGroup::Sliding => &self.sliding,
-        }
-    }
-
-    fn is_lent(&self, group: KvGroup, block: BlockId) -> bool {
-        // The count is there so that steps, which name many blocks, look at one word.
-        self.count.load(Ordering::Acquire) > 0
-            && self.of(group).get(block.0 as usize).is_some_and(|lent| lent.load(Ordering::Acquire))
-    }
-}
-
 /// A block in somebody else's hands.
 struct Loan {
     /// Outlives the executor if need be.
@@ -169,8 +153,7 @@ impl LentBlock for Loan {
 
 impl Drop for Loan {
     fn drop(&mut self) {
-        self.loans.of(self.group)[self.block].store(false, Ordering::Release);
-        self.loans.count.fetch_sub(1, Ordering::Release);
+        self.loans.give_back(self.group, self.block);
     }
 }
 
@@ -185,7 +168,7 @@ impl KvStore {
             capacity: KvCapacity { full: 0, sliding: 0 },
             full: None,
             sliding: None,
-            loans: Arc::default(),
+            loans: Arc::new(Loans::none_of(0, 0)),
         };
         for &sliding in &geometry.sliding[range.layers()] {
             let group = if sliding { KvGroup::Sliding } else { KvGroup::Full };
@@ -238,12 +221,7 @@ impl KvStore {
         };
         let (full, sliding) = (map(KvGroup::Full, capacity.full)?, map(KvGroup::Sliding, capacity.sliding)?);
         (self.full, self.sliding) = (Some(Arc::new(full)), Some(Arc::new(sliding)));
-        let none_lent = |blocks: u32| (0..blocks).map(|_| AtomicBool::new(false)).collect();
-        self.loans = Arc::new(Loans {
-            count: AtomicUsize::new(0),
-            full: none_lent(capacity.full),
-            sliding: none_lent(capacity.sliding),
-        });
+        self.loans = Arc::new(Loans::none_of(capacity.full, capacity.sliding));
         self.capacity = capacity;
         Ok(())
     }
@@ -251,20 +229,21 @@ impl KvStore {
     /// K and V of one key head of one layer.
     pub(crate) fn view(&self, layer: usize, kv_head: usize) -> KvView {
         let place = self.places[layer];
-        let buffer = match place.group {
-            KvGroup::Full => &self.full,
-            KvGroup::Sliding => &self.sliding,
+        let (buffer, blocks) = match place.group {
+            KvGroup::Full => (&self.full, self.capacity.full),
+            KvGroup::Sliding => (&self.sliding, self.capacity.sliding),
         };
         let base = buffer.as_ref().map_or(std::ptr::null_mut(), |buffer| buffer.ptr());
-        place.heads.view(base.wrapping_add(place.at), kv_head, self.block_bytes(place.group))
+        let stride = self.block_bytes(place.group);
+        place.heads.view(base.wrapping_add(place.at), kv_head, stride, blocks as usize)
     }
 
     /// Refuses blocks that are lent.
     pub(crate) fn check_ours(&self, group: KvGroup, blocks: &[BlockId]) -> Result<(), ExecError> {
-        if self.loans.count.load(Ordering::Acquire) == 0 {
+        if !self.loans.any() {
             return Ok(());
         }
-        match blocks.iter().find(|&&block| self.loans.is_lent(group, block)) {
+        match blocks.iter().find(|&&block| self.loans.is_lent(group, block.0 as usize)) {
             None => Ok(()),
             Some(block) => Err(ExecError::InvalidBatch(format!(
                 "{group:?} block {} is lent, and somebody else is filling it",
@@ -280,13 +259,11 @@ impl KvStore {
             KvGroup::Sliding => &self.sliding,
         };
         let buffer = Arc::clone(buffer.as_ref()?);
-        let flag = self.loans.of(group).get(block.0 as usize)?;
-        if flag.swap(true, Ordering::AcqRel) {
-            return None;
-        }
-        self.loans.count.fetch_add(1, Ordering::AcqRel);
-        let (loans, bytes) = (Arc::clone(&self.loans), self.block_bytes(group));
-        Some(Box::new(Loan { buffer, loans, group, block: block.0 as usize, bytes }))
+        let block = block.0 as usize;
+        self.loans.lend(group, block).then(|| {
+            let (loans, bytes) = (Arc::clone(&self.loans), self.block_bytes(group));
+            Box::new(Loan { buffer, loans, group, block, bytes }) as Box<dyn LentBlock>
+        })
     }
 
     /// One layer of a block, which the caller has checked.
@@ -313,7 +290,7 @@ impl KvStore {
     /// Is a row of a layer as if nothing had been written to it? Not known, and so not said, of a block that is lent.
     pub(crate) fn is_blank_row(&self, layer: usize, block: BlockId, row: usize) -> bool {
         let LayerPlace { group, heads, .. } = self.places[layer];
-        if self.loans.is_lent(group, block) {
+        if self.loans.is_lent(group, block.0 as usize) {
             return false;
         }
         let count = match group {

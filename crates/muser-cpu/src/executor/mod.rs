@@ -4,8 +4,11 @@
 mod buffers;
 mod draft;
 mod kv;
+mod loans;
 mod panels;
 mod plan;
+mod rows;
+mod scratch;
 mod share;
 mod step;
 #[cfg(test)]
@@ -27,10 +30,8 @@ use muser_model::{Draft, Matrix, Model, Projector};
 
 use crate::isa::Isa;
 use crate::kernels::Kernels;
-use crate::kernels::kv::{self as kernel_kv, STATE_HEAD, TILE_QUERIES};
-use crate::kernels::matmul;
+use crate::kernels::query_tile::{STATE_HEAD, TILE_QUERIES};
 use crate::kernels::unpack::Class;
-use crate::kernels::{attention, exact};
 use crate::options::{CpuOptions, Repack};
 use crate::pool::Pool;
 use crate::weights::Weights;
@@ -39,7 +40,9 @@ use draft::Drafter;
 use draft::round::RoundTarget;
 use kv::KvStore;
 use plan::Plan;
-use step::{Cut, StepContext, ThreadScratch};
+use rows::{RowPlace, check_scores};
+use scratch::{ThreadScratch, thread_scratch};
+use step::{Cut, StepContext};
 use tower::Tower;
 
 /// The numeric route with KV in f16; with digits it is [`numeric_route`].
@@ -47,16 +50,6 @@ const ROUTE: &str = "cpu-2/f16";
 
 /// Revision of the draft's context arithmetic; blocks that hold a draft's planes also name the draft.
 const DRAFT_ROUTE: &str = "dflash-1";
-
-/// Where a row is and what it puts out.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RowPlace {
-    pub(crate) seq: usize,
-    pub(crate) position: usize,
-    /// Number among the rows that need logits.
-    pub(crate) logits: Option<usize>,
-    pub(crate) hidden: Option<usize>,
-}
 
 /// What was found and chosen, for `doctor`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -290,7 +283,7 @@ impl CpuExecutor {
             plan: &self.plan,
             // A draft may need rows in a form that no matrix of the target reads.
             buffers: self.buffers.pointers().only(self.forms.0, self.forms.1),
-            rows: &self.rows,
+            places: &self.rows,
             inverse_frequencies: &self.inverse_frequencies,
             scratch: self.scratch.as_mut_ptr(),
             partial: self.partial.as_mut_ptr(),
@@ -503,17 +496,6 @@ fn round_rows(max_rows: usize, drafter: &Drafter) -> usize {
     max_rows.max(drafter.config().block_size)
 }
 
-fn thread_scratch(threads: usize, rows: usize, head_dim: usize, kv: KvType) -> Vec<ThreadScratch> {
-    let one = || ThreadScratch {
-        product: matmul::Scratch::new(rows),
-        attention: match kv.digits() {
-            None => kernel_kv::Scratch::Float(attention::Scratch::new(head_dim)),
-            Some(_) => kernel_kv::Scratch::Digits(exact::Scratch::new(head_dim)),
-        },
-    };
-    (0..threads).map(|_| one()).collect()
-}
-
 /// The matrices of a range that products read.
 fn matrices(model: &Model, range: LayerRange) -> impl Iterator<Item = &Matrix> {
     model.matrices_of(range.layers()).chain(range.has_output().then_some(&model.output))
@@ -540,20 +522,6 @@ fn check_shapes(model: &Model, range: LayerRange) -> Result<(), ExecError> {
         let float = matches!(m.ty, GgmlType::F32 | GgmlType::F16 | GgmlType::BF16);
         if !float && Class::of(m.ty).is_none() {
             return unsupported(format!("{}: no kernel for type {}", m.name, m.ty.name()));
-        }
-    }
-    Ok(())
-}
-
-/// Refuses norm weights whose scores the arithmetic of digits cannot hold: `bounds` of the layers of what is called `whose`.
-fn check_scores(whose: &str, bounds: impl Iterator<Item = f32>, most: f32) -> Result<(), ExecError> {
-    for (layer, bound) in bounds.enumerate() {
-        if bound.is_nan() || bound >= most {
-            let what = format!(
-                "{whose}layer {layer}: attn_q_norm and attn_k_norm allow attention scores up to 2^{bound}, expected below \
-                 2^{most}"
-            );
-            return Err(ExecError::Unsupported { backend: "cpu", what });
         }
     }
     Ok(())

@@ -2,6 +2,7 @@
 
 use muser_backend::arith::nvfp4;
 
+use crate::bounds::Reach;
 use crate::kernels::matmul::{Input, PANEL, Panels, SUPER_SUMS};
 use crate::kernels::rows::QuantTarget;
 
@@ -40,11 +41,13 @@ impl PanelBuffers {
                 q: self.super_q.as_mut_ptr(),
                 d: self.super_d.as_mut_ptr(),
                 sums: self.super_sums.as_mut_ptr(),
+                reach: Reach::of(self.super_q.len()),
             },
             small_blocks: Panels {
                 q: self.small_q.as_mut_ptr(),
                 d: self.small_d.as_mut_ptr(),
                 sums: self.small_sums.as_mut_ptr(),
+                reach: Reach::of(self.small_q.len()),
             },
             has_super: !self.super_q.is_empty(),
             has_small: !self.small_q.is_empty(),

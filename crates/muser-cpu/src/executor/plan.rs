@@ -2,7 +2,7 @@
 
 use muser_backend::StepBatch;
 
-use crate::kernels::kv::TILE_QUERIES;
+use crate::kernels::query_tile::TILE_QUERIES;
 
 /// Some rows of one sequence and one key head.
 #[derive(Clone, Copy, Debug)]

@@ -2,7 +2,8 @@
 #![allow(unsafe_code, reason = "calls kernels on raw pointers")]
 
 use crate::kernels::Kernels;
-use crate::kernels::matmul::{self, Finish, Input, MatrixView, Product, RUN_TILES};
+use crate::kernels::matmul::{Finish, Input, MatrixView, PANEL, Product, RUN_TILES};
+use crate::kernels::product;
 use crate::pool::Worker;
 
 /// Values that a thread takes at a time where rows are cut (whole quantisation blocks).
@@ -34,13 +35,13 @@ pub(crate) fn share_products(
     kernels: &Kernels,
     worker: &Worker<'_>,
     sets: &[ProductSet<'_>],
-    scratch: &mut matmul::Scratch,
+    scratch: &mut product::Scratch,
 ) {
     let all = || sets.iter().flat_map(|set| set.products.iter().map(move |product| (set, product)));
     let tiles: usize = all().map(|(_, (m, ..))| m.tiles()).sum();
     // Long enough for the prefetchers, short enough that nobody waits long at the end.
     let few = (tiles / (worker.threads() * 8)).clamp(1, 16);
-    let chunk_of = |set: &ProductSet<'_>| if set.input.rows > matmul::PANEL { RUN_TILES } else { few };
+    let chunk_of = |set: &ProductSet<'_>| if set.input.rows > PANEL { RUN_TILES } else { few };
     let chunks: usize = all().map(|(set, (m, ..))| m.tiles().div_ceil(chunk_of(set))).sum();
     worker.share(chunks, |item| {
         let mut item = item;
@@ -54,10 +55,10 @@ pub(crate) fn share_products(
             let product = Product { matrix, input: set.input, out, out_stride, finish: set.finish };
             let end = ((item + 1) * chunk).min(matrix.tiles());
             // With few rows a run is one tile after the other; with many, tiles share each block of the input.
-            let run = if set.input.rows > matmul::PANEL { RUN_TILES } else { 1 };
+            let run = if set.input.rows > PANEL { RUN_TILES } else { 1 };
             for first in (item * chunk..end).step_by(run) {
                 // SAFETY: the tiles are inside the matrix, their output columns belong to this item.
-                unsafe { matmul::product_run(kernels, &product, first, run.min(end - first), scratch) };
+                unsafe { product::product_run(kernels, &product, first, run.min(end - first), scratch) };
             }
             return;
         }

@@ -5,30 +5,22 @@
 //! norm, quantise | products gate up | silu, quantise | down product | add, norm, quantise.
 #![allow(unsafe_code, reason = "threads write disjoint parts of shared buffers")]
 
-use muser_backend::{Crossing, LayerRange, RowInput, StepBatch, arith};
-use muser_kv::BlockId;
+use muser_backend::{Crossing, LayerRange, RowInput, StepBatch};
 use muser_model::Model;
 
-use super::RowPlace;
-use super::buffers::Pointers;
+use super::buffers::{Pointers, Widths};
 use super::draft::extend::Extend;
 use super::kv::KvStore;
 use super::plan::{AttentionTile, Plan};
+use super::rows::{RowPlace, STORE_ROWS, StepRows, angles};
+use super::scratch::ThreadScratch;
 use super::share::{ProductSet, share_chunks, share_products};
 use crate::kernels::Kernels;
-use crate::kernels::kv::{self, STATE_HEAD};
-use crate::kernels::matmul::{self, Finish};
+use crate::kernels::kv;
+use crate::kernels::matmul::Finish;
+use crate::kernels::query_tile::{STATE_HEAD, TILE_QUERIES};
 use crate::pool::{Broken, Worker};
 use crate::weights::Weights;
-
-/// Rows that a thread takes at a time when K and V are stored: a cache line of transposed K.
-pub(crate) const STORE_ROWS: usize = 32;
-
-/// Working memory of one thread.
-pub(crate) struct ThreadScratch {
-    pub(crate) product: matmul::Scratch,
-    pub(crate) attention: kv::Scratch,
-}
 
 /// Everything that a step reads and writes.
 pub(crate) struct StepContext<'a> {
@@ -39,7 +31,7 @@ pub(crate) struct StepContext<'a> {
     pub(crate) kv: &'a KvStore,
     pub(crate) plan: &'a Plan,
     pub(crate) buffers: Pointers,
-    pub(crate) rows: &'a [RowPlace],
+    pub(crate) places: &'a [RowPlace],
     pub(crate) inverse_frequencies: &'a [f64],
     /// One entry per thread.
     pub(crate) scratch: *mut ThreadScratch,
@@ -79,8 +71,9 @@ impl StepContext<'_> {
         // SAFETY: every thread has an index of its own.
         let scratch = unsafe { &mut *self.scratch.add(worker.index) };
         let g = &self.model.geometry;
-        let n = self.rows.len();
+        let n = self.places.len();
         let b = &self.buffers;
+        b.holds(n, Widths::of(g));
         let (hidden, ffn, q_width) = (g.hidden, g.ffn, g.q_width());
 
         worker.share(n, |row| self.enter(row));
@@ -108,7 +101,7 @@ impl StepContext<'_> {
             let more = draft.map_or(0, |_| n);
             worker.share(stores + more, |item| match draft {
                 _ if item < stores => self.store(index, item),
-                Some(draft) => draft.norm(self, item - stores),
+                Some(draft) => draft.norm(&self.rows(), item - stores),
                 None => {}
             });
             worker.barrier()?;
@@ -135,7 +128,7 @@ impl StepContext<'_> {
             worker.barrier()?;
 
             worker.share(n + draft.map_or(0, |draft| draft.stores(n)), |item| match draft {
-                Some(draft) if item >= n => draft.store(self, item - n),
+                Some(draft) if item >= n => draft.store(&self.rows(), item - n),
                 _ => {
                     // SAFETY: the row belongs to this item.
                     let r = unsafe { self.add_projected(item, &norms.post_attention_norm) };
@@ -193,11 +186,16 @@ impl StepContext<'_> {
         Ok(())
     }
 
+    fn rows(&self) -> StepRows<'_> {
+        let rope = self.buffers.rope.cast_const();
+        StepRows { batch: self.batch, places: self.places, kv: self.kv, kernels: self.kernels, rope }
+    }
+
     /// Bottom of the range: the row as it comes, its RoPE angles, input of the first layer.
     fn enter(&self, row: usize) {
         let g = &self.model.geometry;
         let b = &self.buffers;
-        let position = self.rows[row].position;
+        let position = self.places[row].position;
         // SAFETY: the row belongs to this item.
         let rope = unsafe { std::slice::from_raw_parts_mut(b.rope.add(row * g.head_dim), g.head_dim) };
         angles(self.inverse_frequencies, position, rope);
@@ -247,7 +245,7 @@ impl StepContext<'_> {
                 for layer in 0..self.range.first() {
                     if let Some(tap) = draft.taps().iter().position(|&tap| tap == layer) {
                         let feature = self.feature(tap, row);
-                        draft.tap(self.kernels, layer, row, self.rows.len(), feature);
+                        draft.tap(self.kernels, layer, row, self.places.len(), feature);
                     }
                 }
             }
@@ -268,7 +266,7 @@ impl StepContext<'_> {
 
     /// Where a row of a tap lies in the crossing.
     fn feature(&self, tap: usize, row: usize) -> *mut f32 {
-        self.cut.features.wrapping_add((tap * self.rows.len() + row) * self.model.geometry.hidden)
+        self.cut.features.wrapping_add((tap * self.places.len() + row) * self.model.geometry.hidden)
     }
 
     /// Input of a layer: what a draft reads of it, norm, quantised.
@@ -278,7 +276,7 @@ impl StepContext<'_> {
             // SAFETY: the row belongs to this item.
             unsafe {
                 let h = self.buffers.h.add(row * g.hidden);
-                draft.tap(self.kernels, layer, row, self.rows.len(), h);
+                draft.tap(self.kernels, layer, row, self.places.len(), h);
             }
         } else if let Some(tap) = self.cut.taps.iter().position(|&tap| tap == layer) {
             // SAFETY: the row belongs to this item; the crossing has the shape of the step.
@@ -294,7 +292,7 @@ impl StepContext<'_> {
     fn norm_input(&self, row: usize, weight: &[f32], inverse_rms: Option<f32>) {
         let g = &self.model.geometry;
         let b = &self.buffers;
-        let target = b.target(g.hidden, self.rows.len());
+        let target = b.target(g.hidden, self.places.len());
         // SAFETY: the row belongs to this item, the weight has `hidden` values.
         unsafe {
             let (h, a) = (b.h.add(row * g.hidden), b.a.add(row * g.hidden));
@@ -329,7 +327,7 @@ impl StepContext<'_> {
     fn leave(&self, row: usize, inverse_rms: f32) {
         let g = &self.model.geometry;
         let b = &self.buffers;
-        let place = self.rows[row];
+        let place = self.places[row];
         if place.logits.is_none() && place.hidden.is_none() {
             return;
         }
@@ -358,9 +356,9 @@ impl StepContext<'_> {
         let (kv_head, first) = (item % g.kv_heads, item / g.kv_heads * STORE_ROWS);
         let view = self.kv.view(layer - self.range.first(), kv_head);
         let group = g.heads / g.kv_heads;
-        for row in first..(first + STORE_ROWS).min(self.rows.len()) {
-            let place = &self.rows[row];
-            let id = self.block(place, sliding);
+        for row in first..(first + STORE_ROWS).min(self.places.len()) {
+            let place = &self.places[row];
+            let id = self.rows().block(place, sliding);
             // SAFETY: these heads of this row, and this position of these blocks, belong to this item.
             unsafe {
                 let rope = if sliding { b.rope.add(row * g.head_dim).cast_const() } else { std::ptr::null() };
@@ -373,17 +371,6 @@ impl StepContext<'_> {
                 (self.kernels.head_norm_rope)(k, norms.attn_k_norm.as_ptr(), g.rms_eps, g.head_dim, rope);
                 (self.kernels.store_kv)(&view, id, place.position % muser_kv::BLOCK_LEN, k, b.v.add(at));
             }
-        }
-    }
-
-    /// The block of a group that a row writes to.
-    pub(crate) fn block(&self, place: &RowPlace, sliding: bool) -> BlockId {
-        let seq = &self.batch.seqs()[place.seq];
-        let block = place.position / muser_kv::BLOCK_LEN;
-        if sliding {
-            self.batch.sliding_table(seq)[block - seq.sliding_first as usize]
-        } else {
-            self.batch.full_table(seq)[block]
         }
     }
 
@@ -427,7 +414,7 @@ impl StepContext<'_> {
             return Ok(());
         };
         let entry = STATE_HEAD + g.head_dim;
-        let queries = kv::TILE_QUERIES.max(g.heads / g.kv_heads);
+        let queries = TILE_QUERIES.max(g.heads / g.kv_heads);
         let tile_size = self.plan.max_blocks * queries * entry;
         worker.share(tiles.len() * self.plan.pieces, |item| {
             let (index, piece) = (item / self.plan.pieces, item % self.plan.pieces);
@@ -459,13 +446,5 @@ impl StepContext<'_> {
             }
         });
         Ok(())
-    }
-}
-
-/// cos of all pairs of a head at `position`, then sin.
-pub(crate) fn angles(inverse_frequencies: &[f64], position: usize, rope: &mut [f32]) {
-    let half = inverse_frequencies.len();
-    for (t, &frequency) in inverse_frequencies.iter().enumerate() {
-        (rope[t], rope[half + t]) = arith::rotation(position, frequency);
     }
 }

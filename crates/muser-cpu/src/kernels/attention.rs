@@ -23,8 +23,9 @@
 use muser_backend::arith::tree16;
 use muser_kv::{BLOCK_LEN, BlockId};
 
-use super::kv::{STATE_HEAD, TILE_QUERIES};
 use super::math::exp;
+use super::query_tile::{QueryTile, STATE_HEAD, TILE_QUERIES};
+use crate::bounds::Reach;
 use crate::simd::Simd;
 
 /// Positions that are widened to f32 at a time.
@@ -39,12 +40,14 @@ pub(crate) struct FloatKv {
     pub(crate) v: *mut u16,
     /// f16 values from one block to the next.
     pub(crate) block_stride: usize,
+    /// Blocks that there are.
+    pub(crate) blocks: Reach,
     pub(crate) head_dim: usize,
     /// What scores are multiplied with.
     pub(crate) scale: f32,
 }
 
-pub(crate) type Tile<'a> = super::kv::Tile<'a, FloatKv>;
+pub(crate) type Tile<'a> = QueryTile<'a, FloatKv>;
 
 /// [`one_block`] of an instruction set.
 pub(super) type BlockKernel = unsafe fn(&Tile<'_>, usize, usize, &mut Scratch);
@@ -230,6 +233,7 @@ pub(super) unsafe fn one_block<S: Simd>(
     let base = block * BLOCK_LEN;
     let id = tile.table[block - tile.first_block].0 as usize;
     let next = if block + 1 < end_block { tile.table[block + 1 - tile.first_block].0 as usize } else { id };
+    tile.kv.blocks.holds(id.max(next) + 1);
     let next_k = tile.kv.k.add(next * tile.kv.block_stride).cast_const();
     let k = tile.kv.k.add(id * tile.kv.block_stride).cast_const();
     let v = tile.kv.v.add(id * tile.kv.block_stride).cast_const();
@@ -505,6 +509,8 @@ unsafe fn finish<S: Simd>(state: *const f32, out: *mut f32, dim: usize) {
 #[inline(always)]
 pub(crate) unsafe fn store_kv<S: Simd>(kv: &FloatKv, id: BlockId, slot: usize, k: *const f32, v: *const f32) {
     let dim = kv.head_dim;
+    kv.blocks.holds(id.0 as usize + 1);
+    Reach::of(BLOCK_LEN).holds(slot + 1);
     let block = id.0 as usize * kv.block_stride;
     let (to_k, to_v) = (kv.k.add(block + slot), kv.v.add(block + slot * dim));
     let (low, high) = (S::f_splat(-65504.0), S::f_splat(65504.0));

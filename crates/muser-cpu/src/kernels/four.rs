@@ -12,7 +12,7 @@ use muser_backend::arith::nvfp4;
 
 use super::layout::TILE_ROWS;
 use super::tile::{PanelBlock, stride};
-use super::unpack::{Tile, Words, high_nibbles, low_nibbles, put, put_scale, shift_right};
+use super::words::{Tile, Words, high_nibbles, low_nibbles, put, put_scale, shift_right};
 use crate::simd::Simd;
 
 /// Words of 64 values.

@@ -13,7 +13,7 @@ use super::four::{self, Packed};
 use super::layout::{BlockShape, TILE_ROWS, ask_to_write, place_five, place_six};
 use super::matmul::{Finish, Product, SCRATCH, SUPER_SUMS, Storage, fetch, finish};
 use super::tile::{PanelBlock, stride};
-use super::unpack::{Words, high_nibbles, low_nibbles, shift_right};
+use super::words::{Words, high_nibbles, low_nibbles, shift_right};
 use crate::simd::Simd;
 
 /// Does [`tile`] have this type, with rows of `k` inputs?
@@ -28,7 +28,7 @@ pub(crate) fn has(ty: GgmlType, k: usize) -> bool {
 /// Product of one row tile with `T` rows from row `row` of the step on, whose part of a panel is `x` (its first block).
 ///
 /// # Safety
-/// As [`super::matmul::product_run`], and the matrix is of a type that [`has`] knows.
+/// As [`super::product::product_run`], and the matrix is of a type that [`has`] knows.
 #[inline(always)]
 pub(super) unsafe fn tile<S: Simd, const T: usize>(
     p: &Product,
@@ -73,8 +73,8 @@ unsafe fn blocks<S: Simd, const T: usize, const BITS: usize>(
     debug_assert!(extra_bytes == 256 / shape.len * shape.extra_bytes());
     let (scales, sums) = if BITS == 8 { (8, 8) } else { (1, SUPER_SUMS) };
     let repacked = match m.storage {
-        Storage::Repacked(_) => Some(fetch(m, shape, tile, 0, scratch)),
-        Storage::Native(_) => None,
+        Storage::Repacked(..) => Some(fetch(m, shape, tile, 0, scratch)),
+        Storage::Native(..) => None,
     };
     // The sums of a tile go to lines that nobody has touched for a while. Stores wait for each other, so one that has to
     // fetch its line would hold up those that spill registers.

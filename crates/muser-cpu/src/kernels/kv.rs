@@ -1,19 +1,13 @@
-//! Attention over either kind of KV: what both share, and the branch between them.
-//!
-//! A tile is some rows of one sequence times the query heads that share one key head, so K and V are read once per tile.
+//! Attention over either kind of KV: the branch between them.
 
 use std::ops::Range;
 
-use muser_kv::{BLOCK_LEN, BlockId};
+use muser_kv::BlockId;
 
 use super::attention::{self, FloatKv};
 use super::exact::{self, DigitKv};
+use super::query_tile::QueryTile;
 use crate::simd::Simd;
-
-/// Most queries of a tile.
-pub(crate) const TILE_QUERIES: usize = 64;
-/// Values of a partial result before the outputs: maximum (of digits only where scores are not bounded), sum.
-pub(crate) const STATE_HEAD: usize = 2;
 
 /// One layer's K and V of one key head, in all blocks.
 #[derive(Clone, Copy)]
@@ -33,60 +27,8 @@ impl KvView {
     }
 }
 
-/// One tile of queries. Query `i` is head `i % heads` of row `i / heads`.
-#[derive(Clone, Copy)]
-pub(crate) struct Tile<'a, V = KvView> {
-    pub(crate) kv: V,
-    /// Values of a head.
-    pub(crate) head_dim: usize,
-    /// Block ids; entry 0 is absolute block `first_block`.
-    pub(crate) table: &'a [BlockId],
-    pub(crate) first_block: usize,
-    /// Position of the first row.
-    pub(crate) start: usize,
-    pub(crate) rows: usize,
-    /// Query heads of this key head.
-    pub(crate) heads: usize,
-    /// Keys that a query sees, its own included; `usize::MAX` for all.
-    pub(crate) window: usize,
-    /// Where the keys of all rows end, instead of each at its own position: rows that are not among the keys.
-    pub(crate) end: Option<usize>,
-    /// First row's first head; heads are adjacent.
-    pub(crate) q: *const f32,
-    pub(crate) q_stride: usize,
-}
-
-impl<V> Tile<'_, V> {
-    /// Positions `first .. end` that row `row` sees.
-    pub(crate) fn visible(&self, row: usize) -> (usize, usize) {
-        let own = self.start + row + 1;
-        let end = self.end.unwrap_or(own);
-        (own.saturating_sub(self.window).min(end), end)
-    }
-
-    /// Absolute blocks that any row sees.
-    pub(crate) fn blocks(&self) -> Range<usize> {
-        let (first, _) = self.visible(0);
-        let (_, end) = self.visible(self.rows - 1);
-        first / BLOCK_LEN..end.div_ceil(BLOCK_LEN)
-    }
-
-    pub(crate) fn queries(&self) -> usize {
-        self.rows * self.heads
-    }
-
-    /// Where query `i` begins.
-    pub(crate) fn query(&self, i: usize) -> *const f32 {
-        self.q.wrapping_add(i / self.heads * self.q_stride + i % self.heads * self.head_dim)
-    }
-}
-
-impl<'a> Tile<'a> {
-    fn with<V>(&self, kv: V) -> Tile<'a, V> {
-        let Self { head_dim, table, first_block, start, rows, heads, window, end, q, q_stride, .. } = *self;
-        Tile { kv, head_dim, table, first_block, start, rows, heads, window, end, q, q_stride }
-    }
-}
+/// A tile over either kind.
+pub(crate) type Tile<'a> = QueryTile<'a, KvView>;
 
 /// Working memory of one thread, for the kind of KV that there is.
 pub(crate) enum Scratch {

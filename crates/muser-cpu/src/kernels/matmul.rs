@@ -1,17 +1,12 @@
-//! Matrix products: a run of row tiles of one matrix with all rows of the step.
-//!
-//! The arithmetic is that of `muser_backend::arith`. Loops, outermost first: segments of K, blocks of a segment, the row
-//! tiles of the run, panels of up to eight activation rows. A block is unpacked once and used by every panel while it is
-//! in the first-level cache; the accumulators of a run and one block of all activation rows fit in the second level.
+//! Matrix products: what they read and write, how blocks are fetched and results finished, and products of float types. The
+//! arithmetic is that of `muser_backend::arith`.
 
 use muser_backend::arith::{Segments, tree16};
 use muser_gguf::GgmlType;
 
 use super::layout::{BlockShape, TILE_ROWS, ask};
 use super::math::tanh;
-use super::tile::PanelBlock;
-use super::unpack::{Class, Tile};
-use super::{Kernels, fused};
+use crate::bounds::Reach;
 use crate::simd::Simd;
 
 /// Activation rows that share one pass over a tile.
@@ -32,13 +27,13 @@ pub(crate) const SCRATCH: usize = 4096 + 512;
 /// Words of group sums that super-block types use per block and row.
 pub(crate) const SUPER_SUMS: usize = 28;
 
-/// Where the bytes of a matrix are.
+/// Where the bytes of a matrix are, and how many.
 #[derive(Clone, Copy)]
 pub(crate) enum Storage {
     /// As in the file: row after row.
-    Native(*const u8),
+    Native(*const u8, Reach),
     /// Tile rows as in [`super::layout`].
-    Repacked(*const u8),
+    Repacked(*const u8, Reach),
 }
 
 /// A weight matrix as kernels see it.
@@ -65,13 +60,19 @@ impl MatrixView {
         self.rows.div_ceil(TILE_ROWS)
     }
 
+    /// The last row that a tile reads.
+    #[inline(always)]
+    fn last_row(&self, tile: usize) -> usize {
+        (tile * TILE_ROWS + TILE_ROWS).min(self.rows) - 1
+    }
+
     /// Bytes from one repacked tile row to the next: whole cache lines.
     pub(crate) fn tile_stride(&self, shape: BlockShape) -> usize {
         shape.tile_bytes(self.cols / shape.len)
     }
 }
 
-/// Quantised activation rows in panels; which of the arrays a type uses follows from its [`Class`].
+/// Quantised activation rows in panels; which of the arrays a type uses follows from its [`super::unpack::Class`].
 ///
 /// A panel has width `w` of 1 to 8 ([`panel_of`]); its arrays begin at its first row times the size of one row.
 /// `q` is `[k / 4][w]` words; `d` `[k / 256][w]` or `[k / 32][w]`; `sums` is `[k / 256][28][w]` (8 pairs of sums of
@@ -82,6 +83,8 @@ pub(crate) struct Panels {
     pub(crate) q: *mut u8,
     pub(crate) d: *mut f32,
     pub(crate) sums: *mut i32,
+    /// Codes that there is room for.
+    pub(crate) reach: Reach,
 }
 
 /// The input of a product in all forms that its matrices need.
@@ -115,95 +118,6 @@ pub(crate) struct Product {
     pub(crate) finish: Finish,
 }
 
-/// Working memory of one thread.
-pub(crate) struct Scratch {
-    tile: Box<Tile>,
-    words: Box<[u8; SCRATCH]>,
-    acc: Vec<f32>,
-    total: Vec<f32>,
-}
-
-impl Scratch {
-    /// For steps of up to `max_rows` rows.
-    pub(crate) fn new(max_rows: usize) -> Self {
-        let len = RUN_TILES * max_rows.max(1).next_multiple_of(PANEL) * TILE_ROWS;
-        Self {
-            tile: Box::new(Tile::zeroed()),
-            words: Box::new([0; SCRATCH]),
-            acc: vec![0.0; len],
-            total: vec![0.0; len],
-        }
-    }
-}
-
-/// Computes row tiles `first .. first + count` (at most [`RUN_TILES`]) for all rows.
-///
-/// # Safety
-/// Pointers of `p` are valid for the shapes stated there, nobody else writes these columns of `out`.
-pub(crate) unsafe fn product_run(
-    kernels: &Kernels,
-    p: &Product,
-    first: usize,
-    count: usize,
-    scratch: &mut Scratch,
-) {
-    let Some(class) = Class::of(p.matrix.ty) else {
-        return (kernels.float_run)(p, first, count);
-    };
-    let Some(shape) = BlockShape::of(p.matrix.ty) else { return };
-    let (n, k) = (p.input.rows, p.input.k);
-    if n <= PANEL && fused::has(p.matrix.ty, k) {
-        for tile in first..first + count {
-            let mut row = 0;
-            while row < n {
-                let x = panel_block(class, &p.input, row, 0);
-                climb(&kernels.fused, x, |kernel, x, t| {
-                    kernel(p, shape, tile, row + t, x, &mut scratch.words);
-                });
-                row += x.width;
-            }
-        }
-        return;
-    }
-    let values = count * n * TILE_ROWS;
-    let segments = p.matrix.segments;
-    for segment in 0..segments.count() {
-        scratch.acc[..values].fill(0.0);
-        for block in segments.range(segment) {
-            for tile in 0..count {
-                let (words, extra) = fetch(&p.matrix, shape, first + tile, block, &mut scratch.words);
-                let acc = scratch.acc.as_mut_ptr().add(tile * n * TILE_ROWS);
-                let inputs = (k - block * 256).min(256);
-                let unpack = if class.is_super() { kernels.unpack_super } else { kernels.unpack_small };
-                unpack(p.matrix.ty, words, extra, inputs, &mut scratch.tile);
-                let ladder = &kernels.panels[class.variant()];
-                let mut row = 0;
-                while row < n {
-                    let x = panel_block(class, &p.input, row, block);
-                    climb(ladder, x, |kernel, x, t| {
-                        kernel(&scratch.tile, class.offset(), inputs, x, acc.add((row + t) * TILE_ROWS));
-                    });
-                    row += x.width;
-                }
-            }
-        }
-        let (total, acc) = (&mut scratch.total[..values], &scratch.acc[..values]);
-        if segment == 0 {
-            total.copy_from_slice(acc);
-        } else {
-            for (t, a) in total.iter_mut().zip(acc) {
-                *t += a;
-            }
-        }
-    }
-    for tile in 0..count {
-        for row in 0..n {
-            let lanes = scratch.total.as_mut_ptr().add((tile * n + row) * TILE_ROWS);
-            (kernels.finish)(p, first + tile, row, lanes);
-        }
-    }
-}
-
 /// The transposed words and odd scales of 256 inputs of one row tile.
 #[inline(always)]
 pub(super) unsafe fn fetch(
@@ -216,13 +130,19 @@ pub(super) unsafe fn fetch(
     // Blocks of the type in 256 inputs.
     let per = (256 / shape.len).max(1);
     match m.storage {
-        Storage::Repacked(base) => {
+        Storage::Repacked(base, reach) => {
+            reach.holds((tile + 1) * m.tile_stride(shape));
             let blocks = m.cols / shape.len;
             let base = base.add(tile * m.tile_stride(shape));
             let words = base.add(shape.words_start(blocks) + block * per * shape.word_bytes());
             (words, base.add(block * per * shape.extra_bytes()))
         }
-        Storage::Native(base) => transpose_native(m, shape, base, tile, block, scratch),
+        Storage::Native(base, reach) => {
+            reach.holds(
+                m.last_row(tile) * m.row_bytes + (m.cols / shape.len).min((block + 1) * per) * shape.bytes,
+            );
+            transpose_native(m, shape, base, tile, block, scratch)
+        }
     }
 }
 
@@ -256,49 +176,10 @@ unsafe fn transpose_native(
     (words.cast_const(), extra.cast_const())
 }
 
-/// One block of the panel that begins at `row`.
-unsafe fn panel_block(class: Class, input: &Input, row: usize, block: usize) -> PanelBlock {
-    let (_, width) = panel_of(row, input.rows);
-    let k = input.k;
-    if class.is_super() {
-        let s = &input.super_blocks;
-        let blocks = k.div_ceil(256);
-        let sums = s.sums.add(row * blocks * SUPER_SUMS + block * SUPER_SUMS * width);
-        let d = s.d.add(row * blocks + block * width);
-        return PanelBlock { q: s.q.add(row * k + block * 256 * width), d, sums, width };
-    }
-    let s = &input.small_blocks;
-    let at = row * (k / 32) + block * 8 * width;
-    PanelBlock { q: s.q.add(row * k + block * 256 * width), d: s.d.add(at), sums: s.sums.add(at), width }
-}
-
-/// Goes through the rows of a panel with the widest kernels that fit; the call has the kernel's first row in the panel.
-#[inline]
-unsafe fn climb<K: Copy>(
-    ladder: &[Option<K>; PANEL],
-    x: PanelBlock,
-    mut call: impl FnMut(K, PanelBlock, usize),
-) {
-    let mut t = 0;
-    while t < x.width {
-        let mut rows = x.width - t;
-        let kernel = loop {
-            // Every set has a kernel of one row.
-            match ladder[rows - 1] {
-                Some(kernel) => break kernel,
-                None => rows -= 1,
-            }
-        };
-        let part = PanelBlock { q: x.q.add(4 * t), d: x.d.add(t), sums: x.sums.add(t), width: x.width };
-        call(kernel, part, t);
-        t += rows;
-    }
-}
-
 /// Writes 16 finished values of one row.
 ///
 /// # Safety
-/// As [`product_run`]; `lanes` is valid for 16 values.
+/// As [`super::product::product_run`]; `lanes` is valid for 16 values.
 #[inline(always)]
 pub(crate) unsafe fn finish<S: Simd>(p: &Product, tile: usize, row: usize, lanes: *mut f32) {
     let scale = p.matrix.scale;
@@ -318,6 +199,8 @@ pub(crate) unsafe fn finish<S: Simd>(p: &Product, tile: usize, row: usize, lanes
         S::f_store(at, v);
     }
     let count = (p.matrix.rows - tile * TILE_ROWS).min(TILE_ROWS);
+    Reach::of(p.input.rows).holds(row + 1);
+    Reach::of(p.out_stride).holds(tile * TILE_ROWS + count);
     let out = p.out.add(row * p.out_stride + tile * TILE_ROWS);
     if count == TILE_ROWS {
         for lane in (0..TILE_ROWS).step_by(S::N) {
@@ -331,12 +214,13 @@ pub(crate) unsafe fn finish<S: Simd>(p: &Product, tile: usize, row: usize, lanes
 /// Float weights: 16 partial sums by `k % 16`, then a tree.
 ///
 /// # Safety
-/// As [`product_run`].
+/// As [`super::product::product_run`].
 #[inline(always)]
 pub(crate) unsafe fn float_run<S: Simd>(p: &Product, first: usize, count: usize) {
-    let Storage::Native(base) = p.matrix.storage else { return };
+    let Storage::Native(base, reach) = p.matrix.storage else { return };
     let k = p.input.k;
     for tile in first..first + count {
+        reach.holds((p.matrix.last_row(tile) + 1) * p.matrix.row_bytes);
         for row in 0..p.input.rows {
             let x = p.input.float.add(row * k);
             let mut lanes = [0.0f32; TILE_ROWS];

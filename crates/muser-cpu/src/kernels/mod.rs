@@ -22,12 +22,15 @@ pub(crate) mod layout;
 mod math;
 pub(crate) mod matmul;
 pub(crate) mod probe;
+pub(crate) mod product;
+pub(crate) mod query_tile;
 pub(crate) mod rows;
 #[cfg(test)]
 mod tests;
 mod tile;
 pub(crate) mod tower;
 pub(crate) mod unpack;
+mod words;
 
 use std::ops::Range;
 
@@ -40,7 +43,7 @@ use kv::KvView;
 use layout::BlockShape;
 use matmul::{PANEL, Product, SCRATCH};
 use rows::QuantTarget;
-use unpack::Tile;
+use words::Tile;
 
 /// Tile, offset of its codes, inputs, activations, accumulators.
 pub(crate) type PanelKernel = unsafe fn(&Tile, i32, usize, PanelBlock, *mut f32);

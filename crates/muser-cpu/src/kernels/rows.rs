@@ -107,6 +107,9 @@ pub(crate) unsafe fn quantize<S: Simd>(
     let t = row - panel_row;
     let k = target.k;
     let blocks = k.div_ceil(256);
+    for panels in target.super_blocks.iter().chain(&target.small_blocks) {
+        panels.reach.holds((panel_row + width) * k);
+    }
     let mut codes = [0i8; 256];
     for at in (from..to).step_by(256) {
         let len = (to - at).min(256);

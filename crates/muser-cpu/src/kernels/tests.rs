@@ -5,12 +5,12 @@ use muser_backend::conformance::Random;
 use muser_gguf::{GgmlType, dequantize_row};
 
 use super::layout::{BlockShape, TILE_ROWS};
-use super::matmul::{
-    Finish, Input, MatrixView, Panels, Product, RUN_TILES, SUPER_SUMS, Scratch, Storage, product_run,
-};
+use super::matmul::{Finish, Input, MatrixView, Panels, Product, RUN_TILES, SUPER_SUMS, Storage};
+use super::product::{Scratch, product_run};
 use super::rows::QuantTarget;
 use super::unpack::Class;
 use super::*;
+use crate::bounds::Reach;
 
 /// Random blocks of `ty` with tame float scales.
 fn random_row(ty: GgmlType, cols: usize, random: &mut Random) -> Vec<u8> {
@@ -77,7 +77,8 @@ fn multiply(isa: Isa, matrix: MatrixView, x: &[f32], n: usize, finish: Finish) -
     let (kernels, cols, rows) = (Kernels::of(isa), matrix.cols, matrix.rows);
     let (mut q, mut d, mut sums) = (vec![0u8; n * cols], vec![0.0f32; n * cols / 32], vec![0i32; n * cols]);
     assert!(SUPER_SUMS * n * cols.div_ceil(256) <= sums.len());
-    let panels = Panels { q: q.as_mut_ptr(), d: d.as_mut_ptr(), sums: sums.as_mut_ptr() };
+    let reach = Reach::of(q.len());
+    let panels = Panels { q: q.as_mut_ptr(), d: d.as_mut_ptr(), sums: sums.as_mut_ptr(), reach };
     let class = Class::of(matrix.ty);
     let is_super = class.is_some_and(Class::is_super);
     let target = QuantTarget {
@@ -120,7 +121,7 @@ fn check(ty: GgmlType, rows: usize, cols: usize, n: usize, tolerance: f64) {
         row_bytes: native.len() / rows,
         scale: 1.0,
         segments: if class.is_some() { Segments::of(MatrixRole::AttnOut, cols) } else { whole },
-        storage: Storage::Native(native.as_ptr()),
+        storage: Storage::Native(native.as_ptr(), Reach::of(native.len())),
     };
     let repacked = class.map(|_| repack(ty, &native, rows, cols, &view));
 
@@ -149,7 +150,10 @@ fn check(ty: GgmlType, rows: usize, cols: usize, n: usize, tolerance: f64) {
 
     let mut first: Option<Vec<f32>> = None;
     for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
-        let storages = [Some(view.storage), repacked.as_ref().map(|r| Storage::Repacked(r.as_ptr()))];
+        let storages = [
+            Some(view.storage),
+            repacked.as_ref().map(|r| Storage::Repacked(r.as_ptr(), Reach::of(r.len()))),
+        ];
         for storage in storages.into_iter().flatten() {
             let run = |finish: Finish| multiply(isa, MatrixView { storage, ..view }, &x, n, finish);
             let out = run(Finish::Plain);
@@ -216,7 +220,7 @@ fn nvfp4_is_its_definition() {
                 row_bytes: cols / 64 * 36,
                 scale: 0.37,
                 segments: Segments::of(MatrixRole::AttnOut, cols),
-                storage: Storage::Native(native.as_ptr()),
+                storage: Storage::Native(native.as_ptr(), Reach::of(native.len())),
             };
             let repacked = repack(GgmlType::NVFP4, &native, rows, cols, &view);
             for n in [1, 2, 3, 4, 5, 6, 7, 8, 9, 13] {
@@ -228,7 +232,9 @@ fn nvfp4_is_its_definition() {
                     .map(|(row, x)| arith::nvfp4::product(row, x, view.segments, view.scale).to_bits())
                     .collect();
                 for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
-                    for storage in [view.storage, Storage::Repacked(repacked.as_ptr())] {
+                    for storage in
+                        [view.storage, Storage::Repacked(repacked.as_ptr(), Reach::of(repacked.len()))]
+                    {
                         let found = multiply(isa, MatrixView { storage, ..view }, &x, n, Finish::Plain);
                         let found: Vec<u32> = found.iter().map(|v| v.to_bits()).collect();
                         let name = isa.name();
@@ -258,7 +264,7 @@ fn nvfp4_sums_hold_the_largest_numbers() {
             row_bytes: 4 * 36,
             scale: 1.0,
             segments: Segments::whole(256),
-            storage: Storage::Native(native.as_ptr()),
+            storage: Storage::Native(native.as_ptr(), Reach::of(native.len())),
         };
         for (x, n) in [(3.0, 1), (-3.0, 8), (3.0, 9)] {
             let x = vec![x; n * 256];
@@ -342,4 +348,40 @@ fn norms_are_those_of_the_definition() {
             }
         }
     }
+}
+
+/// What would read or write beyond what there is ends with a word instead.
+#[test]
+fn bounds_are_looked_at() {
+    let panics = |run: &dyn Fn()| std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).is_err();
+    let cols = 256;
+    for ty in [GgmlType::Q8_0, GgmlType::Q4_K, GgmlType::F16] {
+        let mut random = Random::new(5);
+        let native: Vec<u8> = (0..32).flat_map(|_| random_row(ty, cols, &mut random)).collect();
+        let view = |bytes: usize| MatrixView {
+            ty,
+            rows: 32,
+            cols,
+            row_bytes: native.len() / 32,
+            scale: 1.0,
+            segments: Segments::whole(cols),
+            storage: Storage::Native(native.as_ptr(), Reach::of(bytes)),
+        };
+        for n in [1, 9] {
+            let x = vec![1.0; n * cols];
+            assert!(!panics(&|| drop(multiply(Isa::Scalar, view(native.len()), &x, n, Finish::Plain))));
+            assert!(panics(&|| drop(multiply(Isa::Scalar, view(native.len() - 1), &x, n, Finish::Plain))));
+        }
+    }
+    let mut codes = [0u8; 512];
+    let (mut d, mut sums) = ([0.0f32; 16], [0i32; 64]);
+    let (q, d, sums) = (codes.as_mut_ptr(), d.as_mut_ptr(), sums.as_mut_ptr());
+    let quantize = |rows: usize, row: usize| {
+        let panels = Panels { q, d, sums, reach: Reach::of(512) };
+        let target = QuantTarget { super_blocks: None, small_blocks: Some(panels), k: cols, rows };
+        // SAFETY: there is room for two rows; the check is before the first write.
+        unsafe { (Kernels::of(Isa::Scalar).quantize)([1.0; 256].as_ptr(), row, 0, cols, &target) };
+    };
+    assert!(!panics(&|| quantize(2, 1)));
+    assert!(panics(&|| quantize(3, 2)));
 }

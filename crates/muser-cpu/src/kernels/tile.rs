@@ -10,7 +10,7 @@
 //! integer scales, 4 (or 8) dots with the group sums of `x`, one conversion and one or two `fma`.
 
 use super::layout::TILE_ROWS;
-use super::unpack::Tile;
+use super::words::Tile;
 use crate::simd::Simd;
 
 /// One block's worth of a panel from some row on: 256 inputs.

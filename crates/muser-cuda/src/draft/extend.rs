@@ -6,48 +6,16 @@
 //! K, V     = rope(rms_head(Wk g) * attn_k_norm), Wv g       for every draft layer, into the sliding blocks
 //! ```
 
-use std::sync::Arc;
-
 use muser_kv::KvGroup;
-use muser_model::DflashConfig;
 
 use super::Drafter;
-use super::weights::DraftWeights;
 use crate::CudaError;
-use crate::driver::{Buffer, Context, Launch};
-use crate::forward::{Activations, Walk, layer_bytes};
+use crate::driver::Launch;
+use crate::forward::{ContextDraft, ForwardPass, layer_bytes};
 use crate::kernels::{DraftHeadArgs, DraftNormArgs, DraftTapArgs};
 
-/// Working memory of a step's rows.
-pub(super) struct ExtendBuffers {
-    act_features: Activations,
-    /// Output of `fc`.
-    mapped: Buffer<f32>,
-    act_mapped: Activations,
-    /// K and V of all layers.
-    kv: Buffer<f32>,
-}
-
-impl ExtendBuffers {
-    pub(super) fn new(
-        context: &Arc<Context>,
-        c: &DflashConfig,
-        weights: &DraftWeights,
-        rows: usize,
-    ) -> Result<Self, CudaError> {
-        let features = c.target_layers.len() * c.hidden;
-        Ok(Self {
-            act_features: Activations::new(context, rows, features, &[&weights.fc])?,
-            mapped: Buffer::new(context, weights.fc.output_len(rows), "the draft's features")?,
-            act_mapped: Activations::new(context, rows, c.hidden, &[&weights.context])?,
-            kv: Buffer::new(context, weights.context.output_len(rows), "the draft's context")?,
-        })
-    }
-}
-
-impl Drafter {
-    /// Takes the residual stream at the input of a layer, if the draft reads it there.
-    pub(crate) fn tap(&self, walk: &Walk<'_>, layer: usize) -> Result<(), CudaError> {
+impl ContextDraft for Drafter {
+    fn tap(&self, walk: &ForwardPass<'_>, layer: usize) -> Result<(), CudaError> {
         let Some(place) = self.config.target_layers.iter().position(|l| *l == layer) else { return Ok(()) };
         let (n, blocks) = (walk.shape.n, self.config.hidden / 256);
         let args = DraftTapArgs {
@@ -60,8 +28,7 @@ impl Drafter {
         walk.stream.launch(&self.kernels.tap, Launch::new(grid, 128), &args)
     }
 
-    /// After the layers: K and V of all rows, or zeros in their place.
-    pub(crate) fn extend(&self, walk: &Walk<'_>) -> Result<(), CudaError> {
+    fn extend(&self, walk: &ForwardPass<'_>) -> Result<(), CudaError> {
         let (n, c, w, b) = (walk.shape.n, &self.config, &self.weights, &self.extend);
         let kv_width = c.kv_width();
         let computed = walk.shape.context;

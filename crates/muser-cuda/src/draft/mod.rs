@@ -8,6 +8,7 @@
 //! Attention of a round is that of decoding (`digits_split_*` of `attention_digits.cu`), with the block's own K and V as one
 //! block more.
 
+mod buffers;
 mod extend;
 mod round;
 mod round_data;
@@ -23,19 +24,15 @@ use muser_model::{DflashConfig, Draft};
 
 use crate::CudaError;
 use crate::driver::{Buffer, Context, Function, Graph};
-use crate::executor::Kernels;
 use crate::forward::head_layout;
-use extend::ExtendBuffers;
-use round::RoundBuffers;
+use crate::loaded::Kernels;
+use buffers::{ExtendBuffers, RoundBuffers};
 pub(crate) use round::RoundTarget;
 use round_data::{RoundData, RoundShape};
 use weights::DraftWeights;
 
 /// Revision of the draft's context arithmetic, the CPU backend's; blocks that hold a draft's planes also name the draft.
 pub(crate) const DRAFT_ROUTE: &str = "dflash-1";
-
-/// Most rows of a round, where a block has no more: what more rows take, more rounds take as well.
-const ROUND_ROWS: usize = 32;
 
 /// Kernels besides those of the target.
 struct DraftKernels {
@@ -117,25 +114,10 @@ impl Drafter {
         DraftInfo { max_proposals: self.config.max_draft(), window: self.config.window }
     }
 
-    /// Layers of the target whose inputs are read.
-    pub(crate) fn target_layers(&self) -> &[usize] {
-        &self.config.target_layers
-    }
-
     /// Products, for whoever plans their working memory.
     pub(crate) fn products(&self) -> impl Iterator<Item = &crate::matrix::Product> {
         self.weights.products()
     }
-}
-
-/// Most rows of a round.
-fn round_rows(c: &DflashConfig) -> usize {
-    ROUND_ROWS.max(c.block_size)
-}
-
-/// Tokens of an attention tile.
-fn tile_tokens(c: &DflashConfig) -> usize {
-    16 / (c.heads / c.kv_heads)
 }
 
 /// Shapes that the kernels are written for.

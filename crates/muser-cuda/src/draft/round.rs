@@ -4,81 +4,22 @@
 //! context before the anchor: attention is that of the context's blocks followed by one more. Rounds of up to 32 rows run as
 //! graphs, one for each number of rows and proposals.
 
-use std::sync::Arc;
-
 use muser_backend::DraftBatch;
-use muser_backend::arith::attention::{Digits, score_factor};
-use muser_model::DflashConfig;
+use muser_backend::arith::attention::score_factor;
 
-use super::round_data::{RoundShape, most_parts, most_sequences};
-use super::weights::{DraftLayerOnDevice, DraftWeights};
-use super::{Drafter, ROUND_ROWS, round_rows};
+use super::Drafter;
+use super::round_data::{ROUND_ROWS, RoundShape};
 use crate::CudaError;
-use crate::driver::{Buffer, Context, Launch, Stream};
+use crate::driver::{Launch, Stream};
 use crate::forward::{
-    Activations, KvPool, PART_VALUES, RowKernels, Scratch, TOP_ROWS, combine_launch, digits_split_launch,
-    layer_bytes, logit_launch,
+    Activations, KvPool, RowKernels, Scratch, TOP_ROWS, combine_launch, digits_split_launch, layer_bytes,
+    logit_launch,
 };
 use crate::kernels::{
     CombineArgs, DigitArgs, DraftEmbedArgs, DraftHeadArgs, DraftNormArgs, LogitArgs, SiluArgs, Tuning,
 };
 use crate::matrix::{Product, ProductKernels};
 use crate::weights::Weights;
-
-/// Working memory of a round's rows.
-pub(super) struct RoundBuffers {
-    h: Buffer<f32>,
-    attn_in: Buffer<f32>,
-    projected: Buffer<f32>,
-    ffn_in: Buffer<f32>,
-    /// `[rows][heads][hi 128, lo 128]`
-    q: Buffer<u8>,
-    /// `[rows][heads]`: factor of each query's scores.
-    q_factors: Buffer<f32>,
-    part_o: Buffer<f32>,
-    part_l: Buffer<f32>,
-    /// K and V of one layer at a time, a block for each sequence. Zeroed: attention multiplies the scales of what it masks by 0.
-    own: Buffer<u8>,
-    act_hidden: Activations,
-    act_attention: Activations,
-    act_ffn: Activations,
-}
-
-impl RoundBuffers {
-    pub(super) fn new(
-        context: &Arc<Context>,
-        c: &DflashConfig,
-        weights: &DraftWeights,
-        digits: Digits,
-    ) -> Result<Self, CudaError> {
-        let rows = round_rows(c);
-        let of =
-            |pick: fn(&DraftLayerOnDevice) -> &Product| weights.layers.iter().map(pick).collect::<Vec<_>>();
-        let longest = |products: &[&Product]| products.iter().map(|p| p.output_len(rows)).max().unwrap_or(0);
-        let f32s = |len: usize| Buffer::<f32>::new(context, len, "rows of the draft");
-        let (attn_in, attn_out) = (of(|l| &l.attn_in), of(|l| &l.attn_out));
-        let (ffn_in, down) = (of(|l| &l.ffn_in), of(|l| &l.ffn_down));
-        let parts = most_parts(c);
-        Ok(Self {
-            h: f32s(rows * c.hidden)?,
-            attn_in: f32s(longest(&attn_in))?,
-            projected: f32s(longest(&[&attn_out[..], &down].concat()))?,
-            ffn_in: f32s(longest(&ffn_in))?,
-            q: Buffer::new(context, rows * c.q_width() * 2, "rows of the draft")?,
-            q_factors: f32s(rows * c.heads)?,
-            part_o: f32s(parts * PART_VALUES)?,
-            part_l: f32s(parts * 16)?,
-            own: Buffer::zeroed(
-                context,
-                most_sequences(c) * layer_bytes(digits, c.kv_heads),
-                "K and V of drafted blocks",
-            )?,
-            act_hidden: Activations::new(context, rows, c.hidden, &[&attn_in[..], &ffn_in].concat())?,
-            act_attention: Activations::new(context, rows, c.q_width(), &attn_out)?,
-            act_ffn: Activations::new(context, rows, c.ffn, &down)?,
-        })
-    }
-}
 
 /// What a round uses of its target.
 pub(crate) struct RoundTarget<'a> {

@@ -6,9 +6,21 @@ use muser_backend::{DraftBatch, DraftSeq};
 use muser_kv::BLOCK_LEN;
 use muser_model::DflashConfig;
 
-use super::{round_rows, tile_tokens};
 use crate::CudaError;
 use crate::driver::{Buffer, Context, Pinned, Stream};
+
+/// Most rows of a round, where a block has no more: what more rows take, more rounds take as well.
+pub(super) const ROUND_ROWS: usize = 32;
+
+/// Most rows of a round.
+pub(super) fn round_rows(c: &DflashConfig) -> usize {
+    ROUND_ROWS.max(c.block_size)
+}
+
+/// Tokens of an attention tile.
+fn tile_tokens(c: &DflashConfig) -> usize {
+    16 / (c.heads / c.kv_heads)
+}
 
 /// u32 values of a tile (`struct Tile` in `kernels/attention.cuh`), and of what comes with it (`DigitArgs::ends`).
 const TILE_LEN: usize = 8;

@@ -19,8 +19,8 @@ use muser_gguf::GgmlType;
 
 use crate::CudaError;
 use crate::driver::{Context, Stream};
-use crate::executor::{Kernels, Prefill};
-use crate::matrix::{AnyKind, ProductKernels, Tile};
+use crate::loaded::Kernels;
+use crate::matrix::{AnyKind, Prefill, ProductKernels, Tile};
 use products::Extent;
 pub use tower_times::tower_times;
 

@@ -8,9 +8,9 @@ use muser_gguf::GgmlType;
 use super::Card;
 use crate::CudaError;
 use crate::driver::{Buffer, Context, Launch, Stream};
-use crate::executor::Kernels;
 use crate::forward::{Activations, layer_bytes};
 use crate::kernels::{DigitArgs, GeluArgs, HeadArgs, RunArgs, TowerAttention, TowerNormArgs};
+use crate::loaded::Kernels;
 use crate::matrix::{AnyKind, Product, RawPart};
 use crate::tower::TowerKernels;
 

@@ -6,11 +6,15 @@ use muser_backend::arith::attention::Digits;
 use muser_model::Projector;
 
 use super::weights::TowerWeights;
-use super::{SLICE, TOKENS};
 use crate::CudaError;
 use crate::driver::{Buffer, Context, Pinned, Plain};
 use crate::forward::{Activations, layer_bytes};
 use crate::matrix::Product;
+
+/// Most patches of a slice, where nobody waits.
+pub(super) const SLICE: usize = 4096;
+/// Tokens of a slice of the adapter, likewise.
+pub(super) const TOKENS: usize = 1024;
 
 /// Row buffers of a slice of patches (or tokens).
 pub(super) struct SliceMemory {

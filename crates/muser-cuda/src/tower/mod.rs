@@ -4,6 +4,7 @@
 //! layer, launched on the executor's own stream between its steps; rows do not see how they were cut. Products are always
 //! exact, also where prompts are computed with rounded weights.
 
+mod kernels;
 mod memory;
 mod plan;
 mod walk;
@@ -17,75 +18,25 @@ use muser_backend::{ExecError, TowerImage, TowerInfo, TowerStage as Stage, no_im
 use muser_model::Projector;
 
 use crate::CudaError;
-use crate::driver::{Context, Function, Launch, Stream};
-use crate::executor::Kernels;
-use crate::kernels::{HeadArgs, RunArgs, TowerAttention};
+use crate::driver::{Context, Stream};
+use crate::kernels::TowerAttention;
+use crate::loaded::Kernels;
 use crate::matrix::ProductKernels;
 use crate::weights::copy_in_parallel;
-use memory::{PictureMemory, PictureSize, SliceMemory};
+pub(crate) use kernels::TowerKernels;
+use memory::{PictureMemory, PictureSize, SLICE, SliceMemory, TOKENS};
 use plan::PicturePlan;
 use walk::SliceWalk;
 use weights::TowerWeights;
 
-/// Most patches of a slice, where nobody waits.
-const SLICE: usize = 4096;
-/// The same where steps of others come between.
+/// Most patches of a slice where steps of others come between.
 const SHORT_SLICE: usize = 1024;
-/// Rows of a CTA of `tower_values`.
-const VALUE_ROWS: u32 = 32;
 /// Tokens of a slice of the adapter, likewise.
-const TOKENS: usize = 1024;
 const SHORT_TOKENS: usize = 128;
 /// From this much time on nobody waits: slices are long and follow each other unwatched.
 const LONG: Duration = Duration::from_millis(10);
 /// Slices that are launched before the clock is looked at.
 const UNWATCHED: usize = 8;
-
-/// The kernels besides products.
-pub(crate) struct TowerKernels {
-    patches: Function,
-    embed: Function,
-    pub(crate) norm: Function,
-    merge: Function,
-    pub(crate) gelu: Function,
-    rows: Function,
-    pub(crate) heads: Function,
-    pub(crate) values: Function,
-    /// For heads of the tower's size, with all that it takes to launch it.
-    pub(crate) attend: (Function, TowerAttention),
-}
-
-impl TowerKernels {
-    pub(crate) fn new(kernels: &Kernels, attention: TowerAttention) -> Result<Self, CudaError> {
-        Ok(Self {
-            patches: kernels.get("tower_patches")?,
-            embed: kernels.get("tower_embed")?,
-            norm: kernels.get("tower_norm")?,
-            merge: kernels.get("tower_merge")?,
-            gelu: kernels.get("tower_gelu")?,
-            rows: kernels.get("tower_rows")?,
-            heads: kernels.get("tower_heads")?,
-            values: kernels.get("tower_values")?,
-            attend: (kernels.get(&attention.name)?, attention),
-        })
-    }
-}
-
-impl TowerKernels {
-    /// Digits of queries, K and V.
-    pub(crate) fn store_heads(&self, stream: &Stream, args: &HeadArgs) -> Result<(), CudaError> {
-        let grid = ((2 * args.heads).div_ceil(4), args.n);
-        stream.launch(&self.heads, Launch::new(grid, 128), args)?;
-        let grid = (args.heads, args.n.div_ceil(VALUE_ROWS));
-        stream.launch(&self.values, Launch::new(grid, 128), args)
-    }
-
-    pub(crate) fn attend(&self, stream: &Stream, args: &RunArgs, runs: usize) -> Result<(), CudaError> {
-        let (function, attention) = &self.attend;
-        let shape = Launch::new((runs as u32, args.d.heads), attention.warps * 32);
-        stream.launch(function, Launch { shared_bytes: attention.shared_bytes(), ..shape }, args)
-    }
-}
 
 /// A projector ready to compute.
 pub(crate) struct Tower {

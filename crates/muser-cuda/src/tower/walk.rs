@@ -1,12 +1,13 @@
 //! Which kernels a slice of a picture runs, in order.
 
+use muser_backend::TowerStage as Stage;
 use muser_backend::arith::attention::{Digits, hadamard_factor, score_factor};
 use muser_model::VisionConfig;
 
+use super::kernels::TowerKernels;
 use super::memory::{PictureMemory, SliceMemory};
 use super::plan::{FULL, PicturePlan, WINDOWS};
 use super::weights::{NormOnDevice, TowerWeights};
-use super::{Stage, TowerKernels};
 use crate::CudaError;
 use crate::driver::{Launch, Stream};
 use crate::forward::layer_bytes;

@@ -7,12 +7,12 @@
 //!
 //! Costs are only known by trying. Now and then a round is not the best by what is known but one whose cost or acceptance
 //! has not been seen lately. What such a round loses by the present estimate comes out of a small allowance, a share of all
-//! time spent. Where nothing pays and nothing is to be tried, drafting sleeps ([`Rest`]), for longer each time.
+//! time spent. Where nothing pays and nothing is to be tried, drafting sleeps ([`Backoff`]), for longer each time.
 
 use super::{
     acceptance::{MOST_PROPOSALS, Rates},
+    backoff::{Backoff, CLASSES, class_of},
     cost::CostCurve,
-    rest::{CLASSES, Rest, class_of},
 };
 
 /// A choice must be better than plain decoding by this much to be taken: estimates are not exact.
@@ -59,7 +59,7 @@ pub(crate) struct Lengths {
     /// Seconds that may be lost by trying.
     allowance: Option<f64>,
     /// By class of batch size.
-    rests: [Rest; CLASSES],
+    rests: [Backoff; CLASSES],
 }
 
 /// A total of proposals on the way from none to all.
@@ -77,18 +77,18 @@ impl Lengths {
             step: CostCurve::new(),
             draft: CostCurve::new(),
             allowance: None,
-            rests: [Rest::default(); CLASSES],
+            rests: [Backoff::default(); CLASSES],
         }
     }
 
     /// Is drafting asleep for batches of `count` sequences, with no need for the draft's context?
     pub(crate) fn is_deep_asleep(&self, count: usize) -> bool {
-        self.rests[class_of(count)].is_deep()
+        self.rests[class_of(count)].skips_context()
     }
 
     /// A round of `count` sequences begins: is it slept through?
-    pub(crate) fn sleeps_on(&mut self, count: usize) -> bool {
-        let sleeps = self.rests[class_of(count)].sleeps_on();
+    pub(crate) fn skips_round(&mut self, count: usize) -> bool {
+        let sleeps = self.rests[class_of(count)].skips_round();
         if sleeps && let Some(plain) = self.step.estimate(count) {
             self.save(ALLOWANCE * plain, plain);
         }
@@ -97,7 +97,7 @@ impl Lengths {
 
     /// Writes the number of proposals of each sequence into `lengths` and says what to expect; `None` while there is nothing
     /// to reckon with, and then nobody drafts. `most_rows` bounds the rows of a step. To be called once a round, if it is not
-    /// slept through ([`Lengths::sleeps_on`]), and to be followed.
+    /// slept through ([`Lengths::skips_round`]), and to be followed.
     pub(crate) fn choose(
         &mut self,
         sequences: &[Drafting],

@@ -11,9 +11,9 @@
 //! its latest rows have context, and what it proposes with a gap close behind is not held against the draft in general.
 
 mod acceptance;
+mod backoff;
 mod cost;
 mod lengths;
-mod rest;
 mod state;
 
 use std::{
@@ -39,7 +39,7 @@ use crate::{
 };
 
 /// Rows with context, up to the end of its text, that a sequence needs to draft.
-const CONTEXT_TO_DRAFT: usize = rest::WAKING as usize;
+const CONTEXT_TO_DRAFT: usize = backoff::WARMUP_ROUNDS as usize;
 /// Rows with context after which a gap before them no longer shows in what is proposed.
 const CONTEXT_TO_LEARN: usize = 128;
 /// Fewer rows without context in a row are no gap: single steps are measured without.
@@ -80,12 +80,12 @@ pub(crate) struct DraftRounds {
     drafted_in: Option<Duration>,
     /// Has a draft been computed? The first one touches weights for the first time and says nothing about costs.
     has_drafted: bool,
-    context: StepContext,
+    context: ContextPolicy,
 }
 
 /// What the step to come does about the draft's context.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum StepContext {
+enum ContextPolicy {
     #[default]
     Computed,
     /// Left out where nobody reads a prompt, to see what a plain step costs.
@@ -117,7 +117,7 @@ impl DraftRounds {
             forecast: None,
             drafted_in: None,
             has_drafted: false,
-            context: StepContext::Computed,
+            context: ContextPolicy::Computed,
         }
     }
 
@@ -172,15 +172,15 @@ impl DraftRounds {
     /// Does the step to come leave the draft's context out? `decodes_only`: it reads no prompt.
     pub(crate) fn skips_context(&self, decodes_only: bool) -> bool {
         match self.context {
-            StepContext::Computed => false,
-            StepContext::Measuring | StepContext::Skipped => decodes_only,
-            StepContext::SkippedForAll => true,
+            ContextPolicy::Computed => false,
+            ContextPolicy::Measuring | ContextPolicy::Skipped => decodes_only,
+            ContextPolicy::SkippedForAll => true,
         }
     }
 
     /// Are rows that a step leaves without the draft's context a gap? Single ones are not.
     pub(crate) fn leaves_gaps(&self) -> bool {
-        self.context != StepContext::Measuring
+        self.context != ContextPolicy::Measuring
     }
 
     /// Takes in what a step of decoding sequences alone took, proposals among its rows.
@@ -211,22 +211,22 @@ impl DraftRounds {
         let decodes = |s: &Sequence| s.is_decoding() && !matches!(s.wait, Wait::Reader { .. });
         let is_auto = self.length == DraftLength::Auto;
         self.context = match self.length {
-            DraftLength::Fixed(0) => StepContext::SkippedForAll,
-            DraftLength::Auto if self.lengths.is_deep_asleep(1) => StepContext::SkippedForAll,
-            DraftLength::Fixed(_) | DraftLength::Auto => StepContext::Computed,
+            DraftLength::Fixed(0) => ContextPolicy::SkippedForAll,
+            DraftLength::Auto if self.lengths.is_deep_asleep(1) => ContextPolicy::SkippedForAll,
+            DraftLength::Fixed(_) | DraftLength::Auto => ContextPolicy::Computed,
         };
         let count = slots.seated().filter(|(_, sequence)| decodes(sequence)).count();
         if count == 0 || self.length == DraftLength::Fixed(0) {
             return false;
         }
         if is_auto {
-            let is_for_all = self.context == StepContext::SkippedForAll;
+            let is_for_all = self.context == ContextPolicy::SkippedForAll;
             self.context = match self.lengths.is_deep_asleep(count) {
-                true if is_for_all => StepContext::SkippedForAll,
-                true => StepContext::Skipped,
-                false => StepContext::Computed,
+                true if is_for_all => ContextPolicy::SkippedForAll,
+                true => ContextPolicy::Skipped,
+                false => ContextPolicy::Computed,
             };
-            if self.lengths.sleeps_on(count) {
+            if self.lengths.skips_round(count) {
                 return false;
             }
         }
@@ -261,7 +261,7 @@ impl DraftRounds {
         let drafts = self.chosen.iter().any(|&n| n > 0);
         if !drafts && forecast.is_none_or(|forecast| forecast.tried) {
             // A plain step that is to show what plain decoding costs is one without the context.
-            self.context = StepContext::Measuring;
+            self.context = ContextPolicy::Measuring;
         }
         self.forecast = forecast.filter(|_| drafts).map(|forecast| forecast.seconds);
     }

@@ -3,16 +3,17 @@
 //! Nothing here touches a byte: what is to happen to bytes is said in [`BlockMove`]s, and the step does it in that order.
 //! A sequence's [`Blocks`] change their state here and nowhere else, so no path forgets to give blocks back.
 
-mod holds;
 mod host_tier;
+mod pins;
 
 use std::{sync::atomic::Ordering, time::Duration};
 
-use holds::Holds;
 pub(crate) use host_tier::HostTier;
 use muser_kv::{
-    BLOCK_LEN, BlockCopy, BlockId, CacheScope, Evicted, HostKey, KvCache, KvGroup, KvSeq, KvStats, Unit,
+    BLOCK_LEN, BlockCopy, BlockId, CacheScope, Evicted, HostKey, KvCache, KvGroup, KvSeq, KvStats,
+    PositionKey,
 };
+use pins::Pins;
 
 use crate::{
     prefix::{Delivery, Fetching, FoundPrefix, PrefixQuery, QueryTerms, Restoring, StoreLookup},
@@ -66,7 +67,7 @@ pub(crate) struct Brought {
 pub(crate) struct Memory {
     kv: KvCache,
     host: HostTier,
-    holds: Holds,
+    holds: Pins,
     pub(crate) config: MemoryConfig,
     copies: Vec<BlockCopy>,
 }
@@ -76,7 +77,7 @@ impl Memory {
         if host.is_enabled() {
             kv.record_evictions();
         }
-        Self { kv, host, holds: Holds::default(), config, copies: Vec::new() }
+        Self { kv, host, holds: Pins::default(), config, copies: Vec::new() }
     }
 
     pub(crate) fn stats(&self) -> KvStats {
@@ -94,12 +95,12 @@ impl Memory {
     }
 
     /// Positions of a prefix that need not be computed.
-    pub(crate) fn known(&self, scope: CacheScope, units: &[Unit]) -> usize {
+    pub(crate) fn known(&self, scope: CacheScope, units: &[PositionKey]) -> usize {
         self.kv.known(scope, units, units.len())
     }
 
     /// Rows of a sequence have been computed.
-    pub(crate) fn commit(&mut self, kv: &mut KvSeq, units: &[Unit]) {
+    pub(crate) fn commit(&mut self, kv: &mut KvSeq, units: &[PositionKey]) {
         self.kv.commit(kv, units);
     }
 
@@ -207,7 +208,7 @@ impl Memory {
     }
 
     /// Brings back what host memory has of a prefix, if that lets a sequence resume further along.
-    fn restore(&mut self, scope: CacheScope, units: &[Unit], moves: &mut Vec<BlockMove>) {
+    fn restore(&mut self, scope: CacheScope, units: &[PositionKey], moves: &mut Vec<BlockMove>) {
         let hashes = self.kv.chain_hashes(scope, units);
         let in_host = |group, index: usize| self.host.contains(&HostKey { hash: hashes[index], group });
         let boundary = self.kv.resumable_with(scope, units, hashes.len(), in_host);
@@ -240,15 +241,10 @@ impl Memory {
 impl Memory {
     /// The sequence's blocks are held from now on, with `tail` the unfinished one too; `None` if it has none. Of each block:
     /// is its sliding part held, too? Without `windows` none is: that would keep what the window has left.
-    pub(crate) fn hold(
-        &mut self,
-        sequence: &Sequence,
-        tail: bool,
-        windows: bool,
-    ) -> Option<(u64, Vec<bool>)> {
-        let mut held = self.kv.hold_sequence(sequence.blocks.kv()?, tail);
+    pub(crate) fn pin(&mut self, sequence: &Sequence, tail: bool, windows: bool) -> Option<(u64, Vec<bool>)> {
+        let mut held = self.kv.pin_sequence(sequence.blocks.kv()?, tail);
         if !windows {
-            self.kv.unhold_sliding(&mut held);
+            self.kv.unpin_sliding(&mut held);
         }
         if held.blocks.is_empty() {
             return None;
@@ -266,9 +262,9 @@ impl Memory {
         }
     }
 
-    pub(crate) fn let_go(&mut self, hold: u64) {
+    pub(crate) fn unpin(&mut self, hold: u64) {
         if let Some(held) = self.holds.take(hold) {
-            self.kv.unhold(held);
+            self.kv.unpin(held);
         }
     }
 
@@ -276,7 +272,7 @@ impl Memory {
     pub(crate) fn let_all_go(&mut self) -> bool {
         let mut any = false;
         while let Some(held) = self.holds.take_oldest() {
-            self.kv.unhold(held);
+            self.kv.unpin(held);
             any = true;
         }
         any
@@ -359,7 +355,7 @@ impl Memory {
     fn end_of_fetch(
         &self,
         scope: CacheScope,
-        units: &[Unit],
+        units: &[PositionKey],
         found: &FoundPrefix,
         there: &dyn Fn(KvGroup, usize) -> bool,
     ) -> usize {

@@ -6,18 +6,16 @@
 
 use std::{
     ops::Range,
-    sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicBool, AtomicIsize, Ordering},
-    },
-    thread::Thread,
+    sync::{Arc, PoisonError},
 };
 
-use crossbeam_queue::SegQueue;
 use muser_backend::LentBlock;
 use muser_kv::KvGroup;
 
 use crate::prefix::RestoreFailure;
+use crate::sync::{
+    AtomicBool, AtomicIsize, Mutex, MutexGuard, OnceLock, Ordering, SegQueue, Thread, current,
+};
 
 /// The bytes of a block, in the layout of [`muser_backend::Executor::export_block`]. Dropped by the engine as soon as they
 /// have been copied: a source that bounds its memory counts on that.
@@ -158,7 +156,7 @@ impl Delivery {
     pub(crate) fn new(blocks: usize) -> (Self, Arc<DeliveryCell>) {
         let cell = Arc::new(DeliveryCell {
             arrived: SegQueue::new(),
-            places: Mutex::default(),
+            places: Mutex::new((Vec::new(), Vec::new())),
             to_come: AtomicIsize::new(blocks as isize),
             failed: OnceLock::new(),
             closed: AtomicBool::new(false),
@@ -166,7 +164,7 @@ impl Delivery {
             alive: AtomicBool::new(false),
             handed: AtomicBool::new(false),
             told: Mutex::new(None),
-            engine: std::thread::current(),
+            engine: current(),
         });
         (Self(Arc::new(Closing(Arc::clone(&cell)))), cell)
     }

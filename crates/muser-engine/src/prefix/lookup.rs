@@ -5,7 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use muser_kv::{Import, ImportBlock, KvGroup, Unit};
+use muser_kv::{Import, ImportBlock, KvGroup, PositionKey};
 use smallvec::SmallVec;
 
 use super::{
@@ -139,7 +139,7 @@ impl Restoring {
         self.import.held_blocks()
     }
 
-    pub(crate) fn units(&self) -> &[Unit] {
+    pub(crate) fn units(&self) -> &[PositionKey] {
         self.import.units()
     }
 

@@ -10,7 +10,7 @@ use std::{
 };
 
 use crossbeam_queue::SegQueue;
-use muser_kv::{BLOCK_LEN, CacheScope, KvGroup, Unit};
+use muser_kv::{BLOCK_LEN, CacheScope, KvGroup, PositionKey};
 
 /// A block could not be copied out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -77,7 +77,7 @@ impl ExportQueue {
 /// sequences need their place.
 pub struct PrefixOffer {
     scope: CacheScope,
-    units: Vec<Unit>,
+    units: Vec<PositionKey>,
     sliding: Vec<bool>,
     hold: u64,
     exports: Weak<ExportQueue>,
@@ -87,7 +87,7 @@ pub struct PrefixOffer {
 impl PrefixOffer {
     pub(crate) fn new(
         scope: CacheScope,
-        units: Vec<Unit>,
+        units: Vec<PositionKey>,
         sliding: Vec<bool>,
         hold: u64,
         exports: Weak<ExportQueue>,
@@ -101,7 +101,7 @@ impl PrefixOffer {
     }
 
     /// The prefix. At the end of a request it may end inside a block; of that block only the rows so far mean anything.
-    pub fn units(&self) -> &[Unit] {
+    pub fn units(&self) -> &[PositionKey] {
         &self.units
     }
 

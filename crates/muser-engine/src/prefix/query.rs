@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use muser_kv::{CacheScope, Unit};
+use muser_kv::{CacheScope, PositionKey};
 
 use super::{Found, LocalPace};
 
@@ -46,7 +46,7 @@ type Taker = Box<dyn FnOnce(Found) + Send>;
 /// A prompt about to be computed. Dropping it answers that nothing of it is stored.
 pub struct PrefixQuery {
     scope: CacheScope,
-    units: Arc<[Unit]>,
+    units: Arc<[PositionKey]>,
     known: usize,
     terms: QueryTerms,
     cell: Arc<QueryCell>,
@@ -58,7 +58,7 @@ pub struct PrefixQuery {
 impl PrefixQuery {
     pub(crate) fn new(
         scope: CacheScope,
-        units: Arc<[Unit]>,
+        units: Arc<[PositionKey]>,
         known: usize,
         terms: QueryTerms,
     ) -> (Self, Arc<QueryCell>) {
@@ -104,7 +104,7 @@ impl PrefixQuery {
     }
 
     /// The prompt, as far as it may be taken from elsewhere: without its last position, which must be computed.
-    pub fn units(&self) -> &Arc<[Unit]> {
+    pub fn units(&self) -> &Arc<[PositionKey]> {
         &self.units
     }
 

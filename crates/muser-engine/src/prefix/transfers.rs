@@ -96,7 +96,7 @@ impl Transfers {
             let Some(work) = self.exports.work.pop() else { break };
             worked = true;
             match work {
-                ExportWork::Release { hold } => memory.let_go(hold),
+                ExportWork::Release { hold } => memory.unpin(hold),
                 ExportWork::Copy { hold, group, index, rows, mut buffer, done } => {
                     let started = Instant::now();
                     let result = copy_out(executor, memory, hold, group, index, &mut buffer);
@@ -147,7 +147,7 @@ impl Transfers {
         }
         let is_stop = end > 0 && outlet.outlet.next_stop(end - 1) == Some(end);
         let windows = is_stop || end == sequence.text.len();
-        let Some((hold, sliding)) = memory.hold(sequence, true, windows) else { return };
+        let Some((hold, sliding)) = memory.pin(sequence, true, windows) else { return };
         let units = sequence.text.units()[..end].to_vec();
         let offer =
             PrefixOffer::new(sequence.task.scope, units, sliding, hold, Arc::downgrade(&self.exports));
@@ -171,7 +171,7 @@ impl Transfers {
         if !sequence.task.cache || end < BLOCK_LEN || !sequence.offered.grows_to(end) {
             return;
         }
-        let Some((hold, sliding)) = memory.hold(sequence, tail, true) else { return };
+        let Some((hold, sliding)) = memory.pin(sequence, tail, true) else { return };
         let units = sequence.text.units()[..end.min(sliding.len() * BLOCK_LEN)].to_vec();
         let offer =
             PrefixOffer::new(sequence.task.scope, units, sliding, hold, Arc::downgrade(&self.exports));

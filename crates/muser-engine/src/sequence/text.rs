@@ -1,13 +1,13 @@
 //! What a sequence has read and written: token ids, what each position is known by, and the pictures among them.
 
-use muser_kv::Unit;
+use muser_kv::PositionKey;
 
 use crate::{ContextPolicy, Prompt, ShiftPlan, image::PlacedImage};
 
 /// Tokens and what each position is known by stay parallel: only the verbs here change either.
 pub(crate) struct Text {
     tokens: Vec<u32>,
-    units: Vec<Unit>,
+    units: Vec<PositionKey>,
     images: Vec<PlacedImage>,
     shift: Option<ShiftPlan>,
 }
@@ -18,16 +18,16 @@ impl Text {
         let mut tokens = Vec::with_capacity(capacity);
         tokens.extend_from_slice(&prompt.tokens);
         let mut units = Vec::with_capacity(capacity);
-        units.extend(prompt.tokens.iter().map(|&id| Unit::token(id)));
+        units.extend(prompt.tokens.iter().map(|&id| PositionKey::token(id)));
         for image in &prompt.images {
             let positions = image.positions(hidden);
             if let Some(start) = image.at.checked_sub(1)
                 && let Some(token) = units[start].as_token()
             {
-                units[start] = Unit::media_start(&image.digest, token);
+                units[start] = PositionKey::media_start(&image.digest, token);
             }
             for (row, unit) in units[image.at..][..positions].iter_mut().enumerate() {
-                *unit = Unit::media(&image.digest, row as u32);
+                *unit = PositionKey::media(&image.digest, row as u32);
             }
         }
         let shift = match policy {
@@ -52,7 +52,7 @@ impl Text {
         &self.tokens
     }
 
-    pub(crate) fn units(&self) -> &[Unit] {
+    pub(crate) fn units(&self) -> &[PositionKey] {
         &self.units
     }
 
@@ -67,7 +67,7 @@ impl Text {
     /// Appends a token.
     pub(crate) fn push(&mut self, id: u32) {
         self.tokens.push(id);
-        self.units.push(Unit::token(id));
+        self.units.push(PositionKey::token(id));
     }
 
     /// Drops what the request lets go, to make room within `limit` positions; returns how many positions went. `None` when

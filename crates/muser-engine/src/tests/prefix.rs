@@ -172,10 +172,10 @@ fn every_failure_ends_in_computing_and_is_counted() {
 
 #[test]
 fn a_block_that_is_gone_costs_only_what_needed_it() {
-    use muser_kv::{KvGroup, Unit};
+    use muser_kv::{KvGroup, PositionKey};
     let prompt = stem(1, 2000);
     let source = stored(&prompt);
-    let units: Vec<Unit> = prompt.iter().map(|&id| Unit::token(id)).collect();
+    let units: Vec<PositionKey> = prompt.iter().map(|&id| PositionKey::token(id)).collect();
     let mut bench = bench(&source);
     let mut submission = bench.submit(request(prompt.clone(), 10)).expect("good");
     bench.turn();

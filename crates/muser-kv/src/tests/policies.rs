@@ -3,17 +3,18 @@
 use super::*;
 
 /// Blocks of `units` whose sliding part is still there.
-fn with_sliding(bench: &mut Bench, units: &[Unit]) -> Vec<usize> {
-    let held = bench.cache.hold(CacheScope::EVERYBODY, units);
+fn with_sliding(bench: &mut Bench, units: &[PositionKey]) -> Vec<usize> {
+    let held = bench.cache.pin(CacheScope::EVERYBODY, units);
     let there = held.blocks.iter().enumerate().filter(|(_, block)| block.sliding.is_some());
     let there = there.map(|(index, _)| index).collect();
-    bench.cache.unhold(held);
+    bench.cache.unpin(held);
     there
 }
 
 #[test]
 fn the_block_used_longest_ago_is_evicted() {
-    let known = |bench: &Bench, units: &[Unit]| bench.cache.known(CacheScope::EVERYBODY, units, units.len());
+    let known =
+        |bench: &Bench, units: &[PositionKey]| bench.cache.known(CacheScope::EVERYBODY, units, units.len());
     let prompts: Vec<_> = (0..5).map(|i| tokens(i * 1000..i * 1000 + 256)).collect();
     let mut bench = Bench::new(2, 2, 256);
     for prompt in &prompts[..3] {

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
+use base64::prelude::{BASE64_STANDARD, Engine as _};
 use muser_gguf::{GgufError, GgufWriter, Value};
 
 use crate::ModelError;
@@ -83,7 +84,7 @@ pub(super) fn from_ranks(path: &Path, vocab: usize) -> Result<Vocabulary, ModelE
     let mut pieces = Vec::with_capacity(wanted.min(text.len()));
     for (number, line) in text.lines().filter(|line| !line.is_empty()).take(wanted).enumerate() {
         let mut fields = line.split_ascii_whitespace();
-        let piece = fields.next().and_then(decode_base64);
+        let piece = fields.next().and_then(|field| BASE64_STANDARD.decode(field).ok());
         let rank = fields.next().and_then(|field| field.parse::<usize>().ok());
         match (piece, rank) {
             (Some(piece), Some(rank)) if rank == number && !piece.is_empty() => pieces.push(piece),
@@ -231,33 +232,4 @@ fn combinations(len: u32) -> Vec<Vec<u8>> {
             word
         })
         .collect()
-}
-
-/// Standard base64 with padding; `None` if it is not.
-fn decode_base64(text: &str) -> Option<Vec<u8>> {
-    let text = text.as_bytes();
-    let padding = text.iter().rev().take_while(|byte| **byte == b'=').count();
-    if !text.len().is_multiple_of(4) || padding > 2 {
-        return None;
-    }
-    let mut out = Vec::with_capacity(text.len() / 4 * 3);
-    for group in text.chunks_exact(4) {
-        let last = std::ptr::eq(group.as_ptr_range().end, text.as_ptr_range().end);
-        let mut bits = 0_u32;
-        for (index, byte) in group.iter().enumerate() {
-            let value = match byte {
-                b'A'..=b'Z' => byte - b'A',
-                b'a'..=b'z' => byte - b'a' + 26,
-                b'0'..=b'9' => byte - b'0' + 52,
-                b'+' => 62,
-                b'/' => 63,
-                b'=' if last && index >= 4 - padding => 0,
-                _ => return None,
-            };
-            bits = (bits << 6) | u32::from(value);
-        }
-        out.extend(&bits.to_be_bytes()[1..]);
-    }
-    out.truncate(out.len() - padding);
-    Some(out)
 }

@@ -22,7 +22,7 @@ use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
-use muser_kv::{KvGroup, Unit};
+use muser_kv::{KvGroup, PositionKey};
 
 use super::{Library, Published};
 use crate::encode::{Reader, Writer};
@@ -126,7 +126,8 @@ impl Library {
             return Err(refuse(Refusal::ForeignModel { field: "tenant" }));
         }
         let scope = self.scope(manifest.identity.clone(), tenant);
-        let units: Vec<Unit> = manifest.units.iter().map(|unit| Unit::from_le_bytes(*unit)).collect();
+        let units: Vec<PositionKey> =
+            manifest.units.iter().map(|unit| PositionKey::from_le_bytes(*unit)).collect();
         let mut publication = self.begin_publish(&scope, &units)?;
         for wanted in publication.wanted() {
             let block = &manifest.blocks[wanted.index];
@@ -156,7 +157,8 @@ fn manifest_for(
     tenant: &TenantKeys,
     renamed: &HashMap<SegmentId, SegmentId>,
 ) -> Manifest {
-    let units: Vec<Unit> = manifest.units.iter().map(|unit| Unit::from_le_bytes(*unit)).collect();
+    let units: Vec<PositionKey> =
+        manifest.units.iter().map(|unit| PositionKey::from_le_bytes(*unit)).collect();
     let root = chain_root(&tenant.prefix, &manifest.identity.digest());
     let name = |id: &SegmentId| renamed.get(id).copied().unwrap_or(*id);
     let keys = chain(&tenant.prefix, root, &units);

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use muser_kv::{BLOCK_LEN, KvGroup, Unit};
+use muser_kv::{BLOCK_LEN, KvGroup, PositionKey};
 
 use crate::manifest::{Block, ChainKey, Manifest};
 use crate::{PackId, SegmentId};
@@ -107,7 +107,7 @@ impl Index {
     }
 
     /// The segments of an unfinished block with exactly these units.
-    pub(super) fn tail(&self, before: &ChainKey, units: &[Unit]) -> Option<(SegmentId, SegmentId)> {
+    pub(super) fn tail(&self, before: &ChainKey, units: &[PositionKey]) -> Option<(SegmentId, SegmentId)> {
         let same =
             |tail: &&Tail| tail.units.len() == units.len() && common(&tail.units, units) == units.len();
         let tail = self.tails.get(before)?.iter().find(same)?;
@@ -146,7 +146,7 @@ impl Index {
         &self,
         root: &ChainKey,
         keys: &[ChainKey],
-        units: &[Unit],
+        units: &[PositionKey],
         most: usize,
         whole_blocks: bool,
         first_sliding: impl Fn(usize) -> usize,
@@ -396,7 +396,7 @@ fn plain_bytes(manifest: &Manifest) -> u64 {
     manifest.segments().map(|(group, ..)| of(group)).sum()
 }
 
-fn common(stored: &[[u8; 8]], units: &[Unit]) -> usize {
+fn common(stored: &[[u8; 8]], units: &[PositionKey]) -> usize {
     stored.iter().zip(units).take_while(|(a, b)| **a == b.to_le_bytes()).count()
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use muser_kv::{BLOCK_LEN, KvGroup, Unit};
+use muser_kv::{BLOCK_LEN, KvGroup, PositionKey};
 
 use super::{Lease, Library, Scope, Segment};
 use crate::counters::add;
@@ -51,7 +51,13 @@ impl Library {
     ///
     /// To have logits at least one row must be computed: pass at most the prompt's length less one. With `whole_blocks`
     /// only block boundaries count.
-    pub fn longest(&self, scope: &Scope, units: &[Unit], most: usize, whole_blocks: bool) -> Option<Plan> {
+    pub fn longest(
+        &self,
+        scope: &Scope,
+        units: &[PositionKey],
+        most: usize,
+        whole_blocks: bool,
+    ) -> Option<Plan> {
         let most = if whole_blocks { most.min(units.len()) / BLOCK_LEN * BLOCK_LEN } else { most };
         let most = most.min(units.len());
         let keys = scope.chain(&units[..most]);
@@ -123,7 +129,7 @@ impl Library {
     ///
     /// # Errors
     /// [`Refusal::ForeignModel`] if the pack was computed under another identity or for another tenant.
-    pub fn plan_of(&self, scope: &Scope, id: PackId) -> Result<(Vec<Unit>, Plan), PackError> {
+    pub fn plan_of(&self, scope: &Scope, id: PackId) -> Result<(Vec<PositionKey>, Plan), PackError> {
         let (manifest, _) = self.shared.read_visible(&self.writer(), id)?;
         let refuse = |reason| self.shared.counters.failed(PackError::refused(id.object(), reason));
         if let Some(field) = manifest.identity.first_difference(&scope.identity) {
@@ -132,7 +138,8 @@ impl Library {
         if manifest.tenant != scope.tenant.id {
             return Err(refuse(Refusal::ForeignModel { field: "tenant" }));
         }
-        let units: Vec<Unit> = manifest.units.iter().map(|unit| Unit::from_le_bytes(*unit)).collect();
+        let units: Vec<PositionKey> =
+            manifest.units.iter().map(|unit| PositionKey::from_le_bytes(*unit)).collect();
         let plan = self.longest(scope, &units, units.len(), false);
         plan.map(|plan| (units, plan)).ok_or_else(|| refuse(Refusal::MissingSegment))
     }

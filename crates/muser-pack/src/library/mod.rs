@@ -22,7 +22,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
-use muser_kv::{CacheScope, KvGroup, Unit};
+use muser_kv::{CacheScope, KvGroup, PositionKey};
 
 use crate::counters::add;
 use crate::identity::Digest;
@@ -227,9 +227,9 @@ impl Library {
     }
 
     /// What a pack was computed with, and its prefix.
-    pub fn contents(&self, id: PackId) -> Result<(Identity, Vec<Unit>), PackError> {
+    pub fn contents(&self, id: PackId) -> Result<(Identity, Vec<PositionKey>), PackError> {
         let (manifest, _) = self.shared.read_visible(&self.writer(), id)?;
-        let units = manifest.units.iter().map(|unit| Unit::from_le_bytes(*unit)).collect();
+        let units = manifest.units.iter().map(|unit| PositionKey::from_le_bytes(*unit)).collect();
         Ok((manifest.identity, units))
     }
 
@@ -281,7 +281,7 @@ impl Scope {
     }
 
     /// Chain keys of a prefix's blocks, an unfinished last block included.
-    pub fn chain(&self, units: &[Unit]) -> Vec<ChainKey> {
+    pub fn chain(&self, units: &[PositionKey]) -> Vec<ChainKey> {
         chain(&self.tenant.prefix, self.root, units)
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use muser_kv::{BLOCK_LEN, KvGroup, Unit};
+use muser_kv::{BLOCK_LEN, KvGroup, PositionKey};
 
 use super::catalog::{Entry, View};
 use super::{Lease, Library, Scope, Shared};
@@ -50,7 +50,7 @@ pub struct Publication {
 impl Library {
     /// Begins to publish the state after `units`. Segments that are stored already are found and kept from removal;
     /// [`Publication::wanted`] names the others.
-    pub fn begin_publish(&self, scope: &Scope, units: &[Unit]) -> Result<Publication, PackError> {
+    pub fn begin_publish(&self, scope: &Scope, units: &[PositionKey]) -> Result<Publication, PackError> {
         if units.is_empty() || units.len() > MAX_POSITIONS as usize {
             return Err(PackError::Caller {
                 what: "positions of a pack",

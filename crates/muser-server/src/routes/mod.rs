@@ -6,15 +6,16 @@ use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request};
 use axum::http::HeaderValue;
 use axum::middleware::from_fn_with_state;
-use axum::response::Response;
+use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowHeaders, AllowOrigin, Any, CorsLayer};
 
 use crate::app::SharedApp;
 use crate::auth;
-use crate::describe::Route;
+use crate::describe::{self, Route};
 use crate::error::{ApiError, Dialect};
+use crate::shown_path::KnownPaths;
 use crate::work_room;
 
 pub mod chat;
@@ -428,6 +429,17 @@ pub const ALIASES: &[(&str, &str)] = &[
     ("/version", "/api/version"),
 ];
 
+/// All paths that answer.
+pub(crate) fn known_paths() -> KnownPaths {
+    let tables = ROUTES.iter().map(|route| route.path).chain(ALIASES.iter().map(|(alias, _)| *alias));
+    KnownPaths::new(tables.chain(auth::OPEN_PATHS))
+}
+
+/// `GET /openapi.json`.
+async fn openapi() -> Response {
+    axum::Json(describe::openapi(ROUTES)).into_response()
+}
+
 /// The service behind every connection.
 pub fn router(app: &SharedApp) -> Router {
     let router = Router::new()
@@ -450,7 +462,7 @@ pub fn router(app: &SharedApp) -> Router {
         .route("/metrics", get(status::metrics))
         .route("/status", get(status::status))
         .route("/v1/dashboard", get(dashboard::dashboard))
-        .route("/openapi.json", get(status::openapi))
+        .route("/openapi.json", get(openapi))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*model}", get(models::one))
         .route("/v1/chat/completions", post(chat::completions))
@@ -494,7 +506,7 @@ pub fn router(app: &SharedApp) -> Router {
         // Bodies are limited where they are read, with an error in the route's shape.
         .layer(DefaultBodyLimit::disable())
         .layer(from_fn_with_state(Arc::clone(app), work_room::enter))
-        .layer(from_fn_with_state(Arc::clone(app), auth::guard))
+        .layer(from_fn_with_state((Arc::clone(app), Arc::new(known_paths())), auth::guard))
         .layer(CatchPanicLayer::custom(panicked));
     let router = match cors(app) {
         Some(layer) => router.layer(layer),

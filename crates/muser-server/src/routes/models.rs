@@ -5,7 +5,6 @@ use axum::extract::{Path, State};
 use axum::response::{IntoResponse as _, Response};
 use serde_json::{Value, json};
 
-use super::ollama::answer::rfc3339;
 use crate::app::{Loaded, SharedApp};
 use crate::error::{ApiError, Dialect};
 
@@ -42,7 +41,7 @@ fn entry(loaded: &Loaded) -> Value {
         "owned_by": "muser",
         "type": "model",
         "display_name": facts.name,
-        "created_at": rfc3339(loaded.created),
+        "created_at": muser_text::utc(loaded.created),
         // Agents look for the context length under one of these names.
         "max_model_len": facts.context_tokens,
         "context_length": facts.context_tokens,

@@ -12,7 +12,7 @@ use crate::app::SharedApp;
 use crate::error::{ApiError, Dialect};
 use crate::exchange::read_body;
 use crate::fields::{Body, Field, Kind};
-use crate::generation::aside;
+use crate::generation::run_blocking;
 use crate::owner::Owner;
 use crate::packs::{Packs, pack_fault};
 
@@ -28,7 +28,7 @@ pub async fn list(State(app): State<SharedApp>) -> Response {
 async fn run_list(app: &SharedApp) -> Result<Response, ApiError> {
     let packs = Arc::clone(app.packs()?);
     let owner = Owner::current()?;
-    let object = aside(move || {
+    let object = run_blocking(move || {
         // What other processes have published shows too.
         packs.library().refresh().map_err(|fault| pack_fault(&fault))?;
         let usage = packs.library().store().usage().map_err(|fault| pack_fault(&fault))?;
@@ -77,7 +77,7 @@ pub async fn delete(State(app): State<SharedApp>, Path(id): Path<String>) -> Res
         let packs = Arc::clone(app.packs()?);
         let name = parse(&id)?;
         let owner = Owner::current()?;
-        aside(move || {
+        run_blocking(move || {
             packs.find(owner, name)?;
             packs.library().remove(name).map_err(|fault| pack_fault(&fault))
         })
@@ -95,7 +95,7 @@ async fn run_one(
     let packs = Arc::clone(app.packs()?);
     let id = parse(id)?;
     let owner = Owner::current()?;
-    let object = aside(move || {
+    let object = run_blocking(move || {
         packs.find(owner, id)?;
         first(&packs, id)?;
         packs.find(owner, id).map(|pack| object(&packs, &pack))

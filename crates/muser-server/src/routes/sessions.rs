@@ -19,7 +19,7 @@ use crate::app::{SharedApp, unix_seconds};
 use crate::error::{ApiError, Dialect};
 use crate::exchange::read_body;
 use crate::fields::{Body, Field, Kind};
-use crate::generation::{aside, read_prompt};
+use crate::generation::{read_prompt, run_blocking};
 use crate::owner::Owner;
 use crate::packs::{Keepsake, Place, State, check_name};
 use crate::work::Prompt;
@@ -58,7 +58,7 @@ pub async fn create(Shared(app): Shared<SharedApp>, request: Request) -> Respons
         let place = Place::of_current(Keepsake::Session, &name)?;
         // Looked at before any work, and again when it is written: of several that create one name, one does.
         let wanted = place.clone();
-        if aside(move || packs.recall(&wanted)).await?.is_some() {
+        if run_blocking(move || packs.recall(&wanted)).await?.is_some() {
             return Err(ApiError::conflict(
                 "name",
                 "There is a session of this name; save to it, or delete it first",
@@ -73,7 +73,7 @@ pub async fn create(Shared(app): Shared<SharedApp>, request: Request) -> Respons
 pub async fn list(Shared(app): Shared<SharedApp>) -> Response {
     let outcome = async {
         let packs = Arc::clone(app.packs()?);
-        let found = aside({
+        let found = run_blocking({
             let owner = Owner::current()?;
             move || packs.list(owner, Keepsake::Session)
         })
@@ -139,7 +139,7 @@ pub async fn delete(Shared(app): Shared<SharedApp>, Path(name): Path<String>) ->
         let packs = Arc::clone(app.packs()?);
         check_name("name", &name)?;
         let wanted = Place::of_current(Keepsake::Session, &name)?;
-        if !aside(move || packs.forget(&wanted)).await? {
+        if !run_blocking(move || packs.forget(&wanted)).await? {
             return Err(no_session());
         }
         Ok(Json(json!({"name": name, "object": "session.deleted", "deleted": true})).into_response())
@@ -155,7 +155,7 @@ async fn recall(app: &SharedApp, name: &str) -> Result<(Value, u64), ApiError> {
     let packs = Arc::clone(app.packs()?);
     check_name("name", name)?;
     let place = Place::of_current(Keepsake::Session, name)?;
-    aside(move || packs.recall(&place)).await?.ok_or_else(no_session)
+    run_blocking(move || packs.recall(&place)).await?.ok_or_else(no_session)
 }
 
 fn conversation_of(body: &Map<String, Value>) -> Map<String, Value> {
@@ -173,7 +173,7 @@ async fn engine_prompt(
     }
     let prompt = Prompt::Chat(Box::new(read_conversation(Body(conversation))?));
     let loaded = Arc::clone(app.loaded()?);
-    aside(move || loaded.text.engine_prompt(&prompt)).await.map(Some)
+    run_blocking(move || loaded.text.engine_prompt(&prompt)).await.map(Some)
 }
 
 async fn save_as(
@@ -193,7 +193,7 @@ async fn save_as(
         prompt = if read.images.is_empty() { read.tokens } else { Vec::new() };
     }
     let model = loaded.facts.name.clone();
-    let mut object = aside(move || {
+    let mut object = run_blocking(move || {
         let _saving = saving;
         let content = packs.save(&place, state, &prompt, |kept| {
             json!({

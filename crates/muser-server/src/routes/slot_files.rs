@@ -18,7 +18,7 @@ use crate::app::SharedApp;
 use crate::error::{ApiError, Dialect};
 use crate::exchange::read_body;
 use crate::fields::{Body, Field, Kind};
-use crate::generation::{aside, read_prompt};
+use crate::generation::{read_prompt, run_blocking};
 use crate::owner::Owner;
 use crate::packs::{self, Keepsake, Place, check_name};
 
@@ -87,7 +87,7 @@ async fn save(app: &SharedApp, slot: usize, name: String) -> Result<Response, Ap
     }
     // Usually all of it is in memory; what has been dropped since is computed again, so that it can be kept.
     read_prompt(loaded, fitting(&ids, loaded.facts.context_tokens), true).await?;
-    let object = aside(move || {
+    let object = run_blocking(move || {
         let _saving = saving;
         let content = packs.save(
             &place,
@@ -113,7 +113,7 @@ async fn restore(app: &SharedApp, slot: usize, name: String) -> Result<Response,
     let loaded = app.loaded()?;
     let place = Place::of_current(Keepsake::Slot, &name)?;
     let owner = place.owner;
-    let found = aside(move || packs.recall(&place)).await?;
+    let found = run_blocking(move || packs.recall(&place)).await?;
     let Some((content, _)) = found else {
         return Err(ApiError::field("filename", "Nothing has been saved under this name"));
     };

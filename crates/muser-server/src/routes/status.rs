@@ -7,7 +7,6 @@ use axum::response::{IntoResponse as _, Response};
 use serde_json::{Value, json};
 
 use crate::app::SharedApp;
-use crate::describe;
 use crate::error::{ApiError, Dialect};
 use crate::exposition;
 
@@ -71,9 +70,4 @@ async fn run_status(app: &SharedApp) -> Result<Response, ApiError> {
         },
     }))
     .into_response())
-}
-
-/// `GET /openapi.json`.
-pub async fn openapi() -> Response {
-    Json(describe::openapi(super::ROUTES)).into_response()
 }

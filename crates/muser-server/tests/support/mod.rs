@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use muser_gguf::GgufFile;
-use muser_server::text::TextSide;
+use muser_server::text::TextPipeline;
 use muser_server::{ModelFacts, Server, ServerConfig, SharedApp};
 use tokio::sync::oneshot;
 
@@ -35,9 +35,9 @@ pub fn model_path() -> PathBuf {
 }
 
 /// The text side of the bundled model.
-pub fn text() -> TextSide {
+pub fn text() -> TextPipeline {
     let file = GgufFile::open(model_path()).expect("the bundled model opens");
-    TextSide::from_gguf(&file).expect("its vocabulary is whole")
+    TextPipeline::from_gguf(&file).expect("its vocabulary is whole")
 }
 
 /// Facts about it.

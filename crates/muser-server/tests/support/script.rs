@@ -140,7 +140,7 @@ impl Backend for Scripted {
         4
     }
 
-    fn cut_off(&self) {
+    fn abort_all(&self) {
         self.cut.send_replace(true);
     }
 

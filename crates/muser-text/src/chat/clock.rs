@@ -102,6 +102,18 @@ impl Clock {
     }
 }
 
+/// A time in UTC, such as `2026-08-12T09:30:00Z`.
+pub fn utc(unix_seconds: u64) -> String {
+    let (year, month, day) = civil_date((unix_seconds / 86_400) as i64);
+    let second = unix_seconds % 86_400;
+    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", second / 3600, second / 60 % 60, second % 60)
+}
+
+/// Now, likewise.
+pub fn utc_now() -> String {
+    utc(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs())
+}
+
 /// Days from 1970-01-01 to the first of January of a year.
 fn days_before_year(year: i64) -> i64 {
     let past = year - 1;
@@ -143,6 +155,20 @@ mod tests {
         check(951_782_400, "%d %b %Y, %a, day %j", "29 Feb 2000, Tue, day 060");
         check(1_735_689_599, "%B %-d, %I:%M %p", "December 31, 11:59 PM");
         check(4_107_542_400, "%F %y%%", "2100-03-01 00%");
+    }
+
+    #[test]
+    fn dates_are_civil() {
+        for (seconds, expected) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_399, "2000-02-28T23:59:59Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (1_709_251_199, "2024-02-29T23:59:59Z"),
+            (1_786_527_000, "2026-08-12T09:30:00Z"),
+            (4_107_542_400, "2100-03-01T00:00:00Z"),
+        ] {
+            assert_eq!(utc(seconds), expected);
+        }
     }
 
     #[test]

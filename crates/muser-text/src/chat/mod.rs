@@ -12,7 +12,7 @@ mod normalise;
 mod python_json;
 mod shield;
 
-pub use clock::Clock;
+pub use clock::{Clock, utc, utc_now};
 pub use normalise::{PARTIAL_JSON, normalise_messages, normalise_tools};
 
 use crate::error::TextError;

@@ -2,11 +2,13 @@
 
 use super::cache::Compiled;
 use super::clean::{Cleaner, Remark, widest};
+use super::engine::GrammarEngine;
 use super::far_limits::{self, Distance};
+use super::raw_text::literal;
 use super::token_constraint::{Relaxed, TokenConstraint};
-use super::tool_calls::{CallPlan, ValueRule, literal};
+use super::tool_calls::{CallPlan, ValueRule};
 use super::{
-    Grammar, GrammarEngine, MAX_GRAMMAR_BYTES, MAX_NESTING, MAX_WIDTH, Wanted, check_expanded, check_text,
+    Grammar, MAX_GRAMMAR_BYTES, MAX_NESTING, MAX_WIDTH, Wanted, check_expanded, check_text,
     compiler_settings, depth_of, first_line, gbnf,
 };
 use crate::error::{TextError, shown};

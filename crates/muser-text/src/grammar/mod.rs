@@ -7,6 +7,7 @@
 mod cache;
 mod clean;
 mod compile;
+mod engine;
 mod far_limits;
 mod gbnf;
 mod patterns;
@@ -16,18 +17,14 @@ mod token_constraint;
 mod tool_calls;
 mod turn;
 
+pub use engine::GrammarEngine;
 pub use plan::{AnswerRule, LeftOut, TurnPlan, TurnRules, TurnStart};
 pub use token_constraint::TokenConstraint;
 pub use turn::TurnConstraint;
 
 use crate::error::TextError;
-use crate::{Specials, TokenKind, Tokenizer};
-use cache::Cache;
-use llguidance::ParserFactory;
 use regex_syntax::hir::{Hir, HirKind};
 use serde_json::Value;
-use std::sync::Arc;
-use toktrie::{InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
 
 /// Whether somebody still waits for what is being compiled.
 pub type Wanted<'a> = &'a dyn Fn() -> bool;
@@ -62,10 +59,6 @@ const MAX_EXPANDED: u64 = 200_000;
 /// costs time in every mask there.
 const MAX_WIDTH: usize = 256;
 
-/// Most states of a lexer, of 1 to 2 KiB each: what a text makes of its grammar's tables stays within some 50 MiB, and a text
-/// that would need more ends with an error.
-const MAX_LEXER_STATES: usize = 30_000;
-
 /// White space between the parts of JSON: a space, or a line break with its indentation. More would only give a model
 /// room to dwell in.
 const JSON_SPACE: &str = " |\\n(?: {0,32}|\\t{0,8})";
@@ -73,66 +66,6 @@ const JSON_SPACE: &str = " |\\n(?: {0,32}|\\t{0,8})";
 /// Our settings for the compiler of JSON schemas.
 fn compiler_settings(lenient: bool) -> Value {
     serde_json::json!({"whitespace_pattern": JSON_SPACE, "coerce_one_of": true, "lenient": lenient})
-}
-
-/// Makes constraints for one vocabulary. Building it takes a fraction of a second for a large vocabulary: keep it.
-pub struct GrammarEngine {
-    tokenizer: Arc<Tokenizer>,
-    factory: ParserFactory,
-    longest_token_bytes: usize,
-    /// Ordinary text and the end of a message: what reasoning may contain.
-    reasoning: Vec<u32>,
-    /// Ordinary text, the end of a message and the end of the turn.
-    answer: Vec<u32>,
-    /// What was compiled lately.
-    cache: Cache,
-}
-
-impl std::fmt::Debug for GrammarEngine {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("GrammarEngine").finish_non_exhaustive()
-    }
-}
-
-impl GrammarEngine {
-    /// Builds the trie.
-    pub fn new(tokenizer: Arc<Tokenizer>) -> Result<GrammarEngine, TextError> {
-        let Some(end) = tokenizer.channels().map(|channels| channels.end_of_turn).or(tokenizer.eos()) else {
-            return Err(TextError::vocabulary(
-                "tokenizer.ggml.eos_token_id",
-                "a token that ends the text",
-                "no such key",
-            ));
-        };
-        let env: TokEnv =
-            Arc::new(VocabularyEnv { trie: trie(&tokenizer, end), tokenizer: tokenizer.clone() });
-        let slices = llguidance::earley::SlicedBiasComputer::general_slices();
-        let mut factory =
-            ParserFactory::new(&env, InferenceCapabilities::default(), &slices).map_err(|e| {
-                TextError::vocabulary("tokenizer.ggml.tokens", "tokens that fit a trie", first_line(&e))
-            })?;
-        factory.quiet();
-        factory.limits_mut().verbose_errors = false;
-        factory.limits_mut().max_lexer_states = MAX_LEXER_STATES;
-
-        let mut text = SimpleVob::alloc(tokenizer.vocab_size());
-        for id in 0..tokenizer.vocab_size() as u32 {
-            if matches!(tokenizer.token_kind(id), Some(TokenKind::Normal)) {
-                text.allow_token(id);
-            }
-        }
-        let end_of_message = tokenizer.channels().map(|channels| channels.end_of_message);
-        let with = |extra: &[Option<u32>]| {
-            let mut mask = text.clone();
-            extra.iter().flatten().for_each(|id| mask.allow_token(*id));
-            mask.as_slice().to_vec()
-        };
-        let reasoning = with(&[end_of_message]);
-        let answer = with(&[end_of_message, Some(end)]);
-        let longest_token_bytes = tokenizer.longest_token();
-        let cache = Cache::default();
-        Ok(GrammarEngine { tokenizer, factory, longest_token_bytes, reasoning, answer, cache })
-    }
 }
 
 fn depth_of(value: &Value) -> usize {
@@ -200,42 +133,6 @@ fn first_line(error: &anyhow::Error) -> String {
     let text = format!("{error:#}");
     let line = text.lines().next().unwrap_or_default();
     line.chars().take(300).collect()
-}
-
-/// The trie of a vocabulary. Markers are prefixed with a byte that no text contains, so that no grammar for text lets
-/// them through.
-fn trie(tokenizer: &Tokenizer, end: u32) -> TokTrie {
-    let words: Vec<Vec<u8>> = (0..tokenizer.vocab_size() as u32)
-        .map(|id| {
-            let bytes = tokenizer.token_bytes(id).unwrap_or_default();
-            match tokenizer.token_kind(id) {
-                Some(TokenKind::Normal) => bytes.to_vec(),
-                Some(TokenKind::Control | TokenKind::UserDefined) => {
-                    [&[TokTrie::SPECIAL_TOKEN_MARKER], bytes].concat()
-                }
-                Some(TokenKind::Unused) | None => Vec::new(),
-            }
-        })
-        .collect();
-    TokTrie::from(&TokRxInfo::new(words.len() as u32, end), &words)
-}
-
-struct VocabularyEnv {
-    trie: TokTrie,
-    tokenizer: Arc<Tokenizer>,
-}
-
-impl TokenizerEnv for VocabularyEnv {
-    fn tok_trie(&self) -> &TokTrie {
-        &self.trie
-    }
-
-    fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<TokenId> {
-        match std::str::from_utf8(bytes) {
-            Ok(text) => self.tokenizer.encode(text, Specials::Plain),
-            Err(_) => self.trie.greedy_tokenize(bytes),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! What a turn may hold, compiled: shared by all choices of a request, and by whoever asks for the same again.
 
 use super::cache::Compiled;
-use super::{Grammar, GrammarEngine, TurnConstraint, Wanted};
+use super::engine::GrammarEngine;
+use super::{Grammar, Wanted};
 use crate::ChannelTokens;
 use crate::error::TextError;
 use serde_json::Value;
@@ -153,11 +154,6 @@ impl TurnPlan {
             tool.call.left_out.iter().map(left_out).collect::<Vec<_>>()
         };
         self.tools.iter().flat_map(of_tool).collect()
-    }
-
-    /// A constraint for one turn.
-    pub fn begin(self: &Arc<Self>) -> TurnConstraint {
-        TurnConstraint::begin(Arc::clone(self))
     }
 }
 

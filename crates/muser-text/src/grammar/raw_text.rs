@@ -4,9 +4,17 @@
 //! schema is a [cleaned](super::clean) one.
 
 use super::patterns;
-use super::tool_calls::{PARAMETER_CLOSE, literal};
 use crate::schema::{Resolver, list};
 use serde_json::{Map, Value};
+
+/// What ends a parameter.
+pub(super) const PARAMETER_CLOSE: &str = "</atem:parameter>";
+
+/// A literal of Lark.
+pub(super) fn literal(text: &str) -> String {
+    // JSON may hold this one as it is, Lark may not.
+    Value::from(text).to_string().replace('\u{7f}', "\\u007f")
+}
 
 /// Which strings a schema allows.
 #[derive(Clone, Debug, PartialEq, Eq)]

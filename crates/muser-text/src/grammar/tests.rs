@@ -1,8 +1,8 @@
 use super::*;
-use crate::normalise_tools;
 use crate::test_support::tiny_tokenizer;
+use crate::{Specials, normalise_tools};
 use serde_json::json;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 pub(super) fn engine() -> Arc<GrammarEngine> {

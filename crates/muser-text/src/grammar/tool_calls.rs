@@ -6,14 +6,11 @@
 
 use super::clean::{Cleaner, Remark, widest};
 use super::far_limits::without_far_limits;
-use super::raw_text::{RawText, raw_text};
+use super::raw_text::{PARAMETER_CLOSE, RawText, literal, raw_text};
 use super::{MAX_GRAMMAR_BYTES, MAX_WIDTH};
 use crate::schema::{Resolver, Shape, Types, shapes};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
-
-/// What ends a parameter.
-pub(super) const PARAMETER_CLOSE: &str = "</atem:parameter>";
 
 /// Keys that a schema allows without naming them.
 const OTHER_KEY: &str = "/[0-9A-Za-z_$@.:\\/ -]{1,64}/";
@@ -189,12 +186,6 @@ fn start(name: &str) -> String {
 
 fn open(key: &str) -> String {
     format!("<atem:parameter name=\"{key}\">")
-}
-
-/// A literal of Lark.
-pub(super) fn literal(text: &str) -> String {
-    // JSON may hold this one as it is, Lark may not.
-    Value::from(text).to_string().replace('\u{7f}', "\\u007f")
 }
 
 struct Planner<'r, 'a> {

@@ -4,7 +4,7 @@ use super::tests::engine;
 use super::turn_tests::follow_turn;
 use super::*;
 use crate::test_support::tiny_tokenizer;
-use crate::{OutputDecoder, OutputEvent, OutputOptions, normalise_tools};
+use crate::{OutputDecoder, OutputEvent, OutputOptions, Specials, normalise_tools};
 use serde_json::json;
 
 fn rules(parameters: Value, strict: bool) -> TurnRules {

@@ -4,8 +4,9 @@
 //! before there is what was asked for), the answer by its grammar, and the arguments of calls by their tools' schemas.
 //! Tokens of headers follow from the allowed header texts; a grammar works only inside bodies, from their first token.
 
+use super::engine::GrammarEngine;
 use super::plan::{PlannedAnswer, TurnPlan, TurnRules, TurnStart};
-use super::{GrammarEngine, TokenConstraint};
+use super::token_constraint::TokenConstraint;
 use crate::error::TextError;
 use crate::{ChannelTokens, TokenKind};
 use std::sync::Arc;
@@ -62,13 +63,20 @@ enum Recipient {
 const SELF: &str = "self";
 const USER: &str = "user";
 
+impl TurnPlan {
+    /// A constraint for one turn.
+    pub fn begin(self: &Arc<Self>) -> TurnConstraint {
+        TurnConstraint::begin(Arc::clone(self))
+    }
+}
+
 impl TurnConstraint {
     /// A constraint for one turn. All grammars of the rules are compiled here, so that a bad one shows.
     pub fn new(engine: Arc<GrammarEngine>, rules: &TurnRules) -> Result<TurnConstraint, TextError> {
         Ok(TurnConstraint::begin(Arc::new(TurnPlan::new(engine, rules)?)))
     }
 
-    pub(super) fn begin(plan: Arc<TurnPlan>) -> TurnConstraint {
+    fn begin(plan: Arc<TurnPlan>) -> TurnConstraint {
         let mut constraint = TurnConstraint { plan, used: 0, answered: false, state: State::Opening };
         match constraint.plan.start {
             TurnStart::Header => constraint.open_header(false),

@@ -3,8 +3,9 @@
 use super::tests::{allows, engine};
 use super::*;
 use crate::test_support::tiny_tokenizer;
-use crate::{Markers, OutputDecoder, OutputEvent, OutputOptions, normalise_tools};
+use crate::{Markers, OutputDecoder, OutputEvent, OutputOptions, Specials, normalise_tools};
 use serde_json::json;
+use std::sync::Arc;
 
 pub(super) fn tools() -> Vec<Value> {
     normalise_tools(&[

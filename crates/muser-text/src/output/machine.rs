@@ -1,14 +1,14 @@
 //! The state machine that reads the model's output: what each id is, to which message its text belongs, where all ends.
 
+use super::event::{OutputChannel, OutputEnd, OutputMode, OutputOptions};
 use super::header::{self, Reading, Recipient};
 use super::parameter_types::ToolTypes;
 use super::sink::Sink;
 use super::stops::StopStrings;
 use super::tool_block::{BLOCK_START, BodyEnd, Calls, ToolBlock};
-use super::{OutputChannel, OutputEnd, OutputMode, OutputOptions};
-use crate::detokenizer::{Markers, Utf8Joiner};
 use crate::error::TextError;
-use crate::{ChannelTokens, TokenKind, Tokenizer};
+use crate::utf8::Utf8Joiner;
+use crate::{ChannelTokens, Markers, TokenKind, Tokenizer};
 use std::mem;
 use std::sync::Arc;
 

@@ -12,6 +12,7 @@
 //! The machine stands in `machine.rs` and tells a sink what it finds. There are two: [`OutputDecoder`] makes the events
 //! that are shown, where the text is shown; [`StopMatcher`] makes nothing and only sees the end, on the engine's thread.
 
+mod event;
 mod header;
 mod machine;
 mod parameter_types;
@@ -21,93 +22,13 @@ mod stops;
 mod tool_block;
 
 use crate::Tokenizer;
-use crate::detokenizer::Markers;
 use crate::error::TextError;
 use machine::Machine;
-use serde_json::Value;
 use sink::Events;
 use std::sync::Arc;
 
+pub use event::{OutputChannel, OutputEnd, OutputEvent, OutputMode, OutputOptions};
 pub use stop_matcher::StopMatcher;
-
-/// A piece of output. Pieces of the same kind that follow each other belong together.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum OutputEvent {
-    /// Text of the model's reasoning.
-    Reasoning(String),
-    /// Text of the answer.
-    Content(String),
-    /// A tool call begins.
-    ToolCallStart {
-        /// Number of the call in this generation, from 0.
-        index: usize,
-        /// Its id: the prefix of [`OutputDecoder::name_calls`] and the number.
-        id: String,
-        /// Name of the tool: one of the request's, if the model's text means one.
-        name: String,
-    },
-    /// A piece of the JSON text of the arguments.
-    ToolCallArguments {
-        /// Number of the call.
-        index: usize,
-        /// All pieces of a call, joined, are the JSON object.
-        json_delta: String,
-    },
-    /// The call is complete. A call that was cut off never ends.
-    ToolCallEnd {
-        /// Number of the call.
-        index: usize,
-        /// The whole JSON object.
-        arguments: String,
-    },
-}
-
-/// How the output is to be read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum OutputMode {
-    /// Messages with headers: the prompt ended with `<|start|>assistant`.
-    #[default]
-    Chat,
-    /// The same, but the prompt opened the answer already ([`crate::ChatInput::answer_directly`]).
-    ChatAnswer,
-    /// Plain text, all of it content.
-    Raw(Markers),
-}
-
-/// Options of an [`OutputDecoder`].
-#[derive(Clone, Debug, Default)]
-pub struct OutputOptions {
-    /// How to read the output.
-    pub mode: OutputMode,
-    /// The tools of the request, as [`crate::normalise_tools`] gives them.
-    pub tools: Vec<Value>,
-    /// Stop strings; applied to the answer, in raw mode to everything.
-    pub stop: Vec<String>,
-}
-
-/// Where in its output the model is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OutputChannel {
-    /// Between messages, or in a header.
-    Header,
-    /// In reasoning.
-    Reasoning,
-    /// In the answer.
-    Answer,
-    /// In a message to a tool.
-    Tool,
-    /// The turn is over.
-    Ended,
-}
-
-/// Why the output ended by itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OutputEnd {
-    /// The model ended its turn.
-    EndOfTurn,
-    /// The stop string with this index was found.
-    StopString(usize),
-}
 
 /// Turns ids into [`OutputEvent`]s.
 #[derive(Clone, Debug)]

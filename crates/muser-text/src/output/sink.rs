@@ -1,6 +1,6 @@
 //! Who listens to the state machine: somebody who shows the text, or nobody.
 
-use super::OutputEvent;
+use super::event::OutputEvent;
 
 /// Takes what the machine finds.
 pub(super) trait Sink {

@@ -1,8 +1,8 @@
 //! Where the output ends, for the engine: it must know when to stop, but not what was said.
 
+use super::event::{OutputMode, OutputOptions};
 use super::machine::Machine;
 use super::sink::Nobody;
-use super::{OutputMode, OutputOptions};
 use crate::Tokenizer;
 use crate::error::TextError;
 use std::sync::Arc;

@@ -1,10 +1,10 @@
 use super::*;
 use crate::special_tokens::Segment;
 use crate::test_support::tiny_tokenizer;
-use crate::{Specials, normalise_tools};
+use crate::{Markers, Specials, normalise_tools};
 use muser_testkit::Rng;
 use proptest::prelude::*;
-use serde_json::json;
+use serde_json::{Value, json};
 
 const START: &str = "<|start|>assistant";
 const CALL: &str = concat!(

@@ -7,66 +7,16 @@
 //! ```
 
 use muser_backend::StepBatch;
-use muser_model::DflashConfig;
 
-use super::{DraftWeights, Drafter};
+use super::Drafter;
+use super::calls::{Extend, ExtendLayer};
 use crate::WgpuError;
-use crate::activations::Activations;
-use crate::call::{Axis, Call, Counts, Maker};
+use crate::call::{Axis, Counts, Maker};
 use crate::device::{Buffer, Device, Recorder};
 use crate::products::{Output, Product, output_segments};
 use crate::program::{Kind, Mode, Norm, Parts, Rotation, Store, norm, store};
-use crate::scratch::few_rows;
 use crate::step_data::ROWS_AT;
 use crate::text::{Source, shader};
-
-/// Working memory of a step's rows.
-pub(super) struct ExtendBuffers {
-    act_features: Activations,
-    /// Output of `fc`.
-    mapped: Buffer,
-    act_mapped: Activations,
-    k: Buffer,
-    v: Buffer,
-    factors: Buffer,
-    angles: Buffer,
-}
-
-impl ExtendBuffers {
-    pub(super) fn new(
-        device: &Device,
-        c: &DflashConfig,
-        weights: &DraftWeights,
-        rows: usize,
-    ) -> Result<Self, WgpuError> {
-        let of = |width: usize| device.buffer((few_rows(rows) * width * 4) as u64, "the draft's context");
-        let readers: Vec<_> = weights.layers.iter().flat_map(|l| [&l.attn_k, &l.attn_v]).collect();
-        Ok(Self {
-            act_features: Activations::new(device, rows as u32, &[&weights.fc])?,
-            mapped: of(c.hidden)?,
-            act_mapped: Activations::new(device, rows as u32, &readers)?,
-            k: of(c.kv_width())?,
-            v: of(c.kv_width())?,
-            factors: of(2)?,
-            angles: of(c.head_dim)?,
-        })
-    }
-}
-
-/// Calls of a step.
-pub(super) struct Extend {
-    /// Of each target layer that is read, its number and its tap.
-    taps: Vec<(usize, Call)>,
-    fc: Product,
-    norm: [Call; 2],
-    layers: Vec<ExtendLayer>,
-}
-
-struct ExtendLayer {
-    products: [Product; 2],
-    stores: [Call; 2],
-    blanks: [Call; 2],
-}
 
 impl Extend {
     pub(super) fn new(

@@ -4,53 +4,28 @@
 //! draft's K and V of the same positions, in planes behind the target's own in each sliding block. A round ([`round`]) reads that
 //! context and proposes; its own K and V lie in blocks of its own.
 
+mod buffers;
+mod calls;
 mod extend;
 mod round;
 
+use muser_backend::arith;
 use muser_backend::arith::attention::{Digits, MAX_LOG2_DRAFT_SCORE, draft_score_bound};
-use muser_backend::arith::{self, MatrixRole};
 use muser_backend::{ContextRows, DraftInfo};
 use muser_kv::BLOCK_LEN;
 use muser_model::{DflashConfig, Draft, Geometry};
 
 use crate::WgpuError;
-use crate::call::Maker;
-use crate::device::{Buffer, Device};
-use crate::program::{Heads, Parts};
+use crate::device::Device;
+use crate::program::Heads;
 use crate::scratch::Scratch;
 use crate::step_data::{StepData, most_split};
-use crate::weights::{self, Loader, Weight};
-use extend::{Extend, ExtendBuffers};
-use round::{Round, RoundBuffers};
+use crate::weights;
+use buffers::{DraftWeights, ExtendBuffers, RoundBuffers, round_rows};
+use calls::{Extend, Round};
 
 /// Revision of the draft's context arithmetic, the CPU backend's; blocks that hold a draft's planes also name the draft.
 pub(crate) const DRAFT_ROUTE: &str = "dflash-1";
-
-/// Most rows of a round, where a block has no more: what more rows take, more rounds take as well.
-const ROUND_ROWS: usize = 32;
-
-/// Matrices and norms of a layer of the draft.
-pub(crate) struct DraftLayer {
-    attn_q: Weight,
-    attn_k: Weight,
-    attn_v: Weight,
-    attn_output: Weight,
-    ffn_gate: Weight,
-    ffn_up: Weight,
-    ffn_down: Weight,
-    attn_norm: Buffer,
-    q_norm: Buffer,
-    k_norm: Buffer,
-    ffn_norm: Buffer,
-}
-
-/// Weights of the draft.
-pub(crate) struct DraftWeights {
-    fc: Weight,
-    enc_output_norm: Buffer,
-    output_norm: Buffer,
-    layers: Vec<DraftLayer>,
-}
 
 /// A draft that has been taken in.
 pub(crate) struct Drafter {
@@ -63,11 +38,6 @@ pub(crate) struct Drafter {
     inverse_frequencies: Vec<f64>,
     calls: Option<(Extend, Round)>,
     digits: Digits,
-}
-
-/// Most rows of a round.
-pub(crate) fn round_rows(c: &DflashConfig) -> usize {
-    ROUND_ROWS.max(c.block_size)
 }
 
 /// Refuses shapes that the kernels are not written for, and scores that the arithmetic cannot hold.
@@ -98,37 +68,6 @@ pub(crate) fn check(draft: &Draft) -> Result<(), WgpuError> {
         }
     }
     draft.matrices().try_for_each(weights::check)
-}
-
-impl DraftWeights {
-    fn load(device: &Device, draft: &Draft) -> Result<Self, WgpuError> {
-        let mut loader = Loader::new(device);
-        let mut layers = Vec::with_capacity(draft.layers.len());
-        for l in &draft.layers {
-            let mut matrix = |matrix, role| loader.matrix(matrix, Some(role));
-            layers.push(DraftLayer {
-                attn_q: matrix(&l.attn_q, MatrixRole::AttnIn)?,
-                attn_k: matrix(&l.attn_k, MatrixRole::AttnIn)?,
-                attn_v: matrix(&l.attn_v, MatrixRole::AttnIn)?,
-                attn_output: matrix(&l.attn_output, MatrixRole::AttnOut)?,
-                ffn_gate: matrix(&l.ffn_gate, MatrixRole::FfnIn)?,
-                ffn_up: matrix(&l.ffn_up, MatrixRole::FfnIn)?,
-                ffn_down: matrix(&l.ffn_down, MatrixRole::FfnDown)?,
-                attn_norm: loader.vector(&l.attn_norm)?,
-                q_norm: loader.vector(&l.attn_q_norm)?,
-                k_norm: loader.vector(&l.attn_k_norm)?,
-                ffn_norm: loader.vector(&l.ffn_norm)?,
-            });
-        }
-        let weights = Self {
-            fc: loader.matrix(&draft.fc, Some(MatrixRole::DraftFc))?,
-            enc_output_norm: loader.vector(&draft.enc_output_norm)?,
-            output_norm: loader.vector(&draft.output_norm)?,
-            layers,
-        };
-        loader.settle()?;
-        Ok(weights)
-    }
 }
 
 impl Drafter {
@@ -176,15 +115,6 @@ impl Drafter {
     /// Forgets the calls, which name memory that goes.
     pub(crate) fn forget(&mut self) {
         self.calls = None;
-    }
-
-    /// Makes the calls of steps and rounds; `parts.kv` are K and V of the target's layers, then those of the draft.
-    pub(crate) fn make_calls(&mut self, maker: &mut Maker<'_>, parts: Parts<'_>) -> Result<(), WgpuError> {
-        let kv = &parts.kv[parts.range.count()..];
-        let extend = Extend::new(maker, self, parts, kv)?;
-        let round = Round::new(maker, self, parts, kv)?;
-        self.calls = Some((extend, round));
-        Ok(())
     }
 
     /// cos and sin of positions, in the order of heads' halves.

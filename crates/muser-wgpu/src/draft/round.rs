@@ -4,97 +4,20 @@
 //! context before the anchor; their K and V lie in a block of the round's own, the same for all layers.
 
 use muser_backend::DraftBatch;
-use muser_backend::arith::attention::Digits;
-use muser_backend::kv_layout::HeadLayout;
 use muser_model::DflashConfig;
 
-use super::{DraftLayer, DraftWeights, Drafter, Target, round_rows};
+use super::buffers::{DraftLayer, RoundBuffers};
+use super::calls::{Extend, Round};
+use super::{Drafter, Target};
 use crate::WgpuError;
 use crate::activations::Activations;
-use crate::call::{Call, Counts, Maker};
-use crate::device::{Buffer, Device};
+use crate::call::{Counts, Maker};
+use crate::device::Buffer;
 use crate::products::{Output, Product, output_segments};
 use crate::program::{
     Attend, Block, BlockParts, Kind, Mode, Norm, Parts, Rotation, Store, embed, logits, norm,
 };
-use crate::scratch::few_rows;
 use crate::step_data::TOP_AT;
-use crate::weights::Weight;
-
-/// Working memory of a round's rows.
-pub(super) struct RoundBuffers {
-    h: Buffer,
-    q: Buffer,
-    k: Buffer,
-    v: Buffer,
-    queries: Buffer,
-    query_factors: Buffer,
-    part_o: Buffer,
-    part_l: Buffer,
-    projected: Buffer,
-    ffn_gate: Buffer,
-    ffn_up: Buffer,
-    factors: Buffer,
-    angles: Buffer,
-    /// K and V of the rows of the round, a block for each sequence.
-    own: Buffer,
-    act_hidden: Activations,
-    act_attention: Activations,
-    act_ffn: Activations,
-}
-
-impl RoundBuffers {
-    pub(super) fn new(
-        device: &Device,
-        c: &DflashConfig,
-        weights: &DraftWeights,
-        digits: Digits,
-        split: u32,
-    ) -> Result<Self, WgpuError> {
-        let rows = round_rows(c);
-        let wide = few_rows(rows);
-        let of = |values: usize| device.buffer(values as u64 * 4, "a draft's round");
-        let parts = rows + split as usize;
-        let hidden: Vec<_> = weights
-            .layers
-            .iter()
-            .flat_map(|l| [&l.attn_q, &l.attn_k, &l.attn_v, &l.ffn_gate, &l.ffn_up])
-            .collect();
-        let attention: Vec<_> = weights.layers.iter().map(|l| &l.attn_output).collect();
-        let ffn: Vec<_> = weights.layers.iter().map(|l| &l.ffn_down).collect();
-        let activations = |readers: &[&Weight]| Activations::new(device, rows as u32, readers);
-        let block = c.kv_heads * HeadLayout { dim: c.head_dim, digits }.bytes();
-        Ok(Self {
-            h: of(rows * c.hidden)?,
-            q: of(wide * c.q_width())?,
-            k: of(wide * c.kv_width())?,
-            v: of(wide * c.kv_width())?,
-            queries: of(rows * c.q_width() / 2)?,
-            query_factors: of(rows * c.heads)?,
-            part_o: of(parts * c.q_width())?,
-            part_l: of(parts * c.heads)?,
-            projected: of(wide * c.hidden)?,
-            ffn_gate: of(wide * c.ffn)?,
-            ffn_up: of(wide * c.ffn)?,
-            factors: of(rows * 2)?,
-            angles: of(rows * c.head_dim)?,
-            // Each sequence has two rows at least.
-            own: device.buffer((rows / 2 * block) as u64, "a draft's round")?,
-            act_hidden: activations(&hidden)?,
-            act_attention: activations(&attention)?,
-            act_ffn: activations(&ffn)?,
-        })
-    }
-}
-
-/// Calls of a round.
-pub(super) struct Round {
-    embed: Vec<Call>,
-    layers: Vec<Block>,
-    top: [Call; 2],
-    output: Product,
-    logits: Vec<Call>,
-}
 
 impl Round {
     pub(super) fn new(
@@ -121,15 +44,12 @@ impl Round {
             count_at: TOP_AT,
             whole: false,
         };
-        let (Some(table), Some(matrix)) = (&p.weights.embedding, &p.weights.output) else {
-            return Err(WgpuError::Unsupported("a draft without the output layer".to_owned()));
-        };
         Ok(Self {
-            embed: embed(maker, table, step, &s.nothing, &b.h)?,
+            embed: embed(maker, &p.weights.embedding, step, &s.nothing, &b.h)?,
             layers,
             top: norm(maker, step, &b.factors, &s.sink, last)?,
-            output: Product::new(maker, matrix, &s.act_top, output)?,
-            logits: logits(maker, Parts { step: &drafter.data, ..p }, matrix)?,
+            output: Product::new(maker, &p.weights.output, &s.act_top, output)?,
+            logits: logits(maker, Parts { step: &drafter.data, ..p })?,
         })
     }
 
@@ -155,7 +75,6 @@ impl Round {
             factors: &b.factors,
             sink: &s.sink,
             heads: drafter.heads(),
-            has_factors: false,
             norms: [
                 Norm { mode: if index == 0 { Mode::Plain } else { Mode::Add }, ..added },
                 Norm { weight: &l.ffn_norm, ..added },
@@ -228,6 +147,15 @@ fn residual<'a>(
 }
 
 impl Drafter {
+    /// Makes the calls of steps and rounds; `parts.kv` are K and V of the target's layers, then those of the draft.
+    pub(crate) fn make_calls(&mut self, maker: &mut Maker<'_>, parts: Parts<'_>) -> Result<(), WgpuError> {
+        let kv = &parts.kv[parts.geometry.layers()..];
+        let extend = Extend::new(maker, self, parts, kv)?;
+        let round = Round::new(maker, self, parts, kv)?;
+        self.calls = Some((extend, round));
+        Ok(())
+    }
+
     /// Runs the sequences from `first` on, as many as fit; the first that is left over. Proposals are in the list of top rows.
     pub(crate) fn round(
         &mut self,

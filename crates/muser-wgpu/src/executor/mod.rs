@@ -9,8 +9,7 @@ use muser_backend::arith;
 use muser_backend::arith::attention::{Digits, MAX_LOG2_SCORE, score_bound};
 use muser_backend::kv_layout::HeadLayout;
 use muser_backend::{
-    Crossing, ExecError, Executor, ExecutorInfo, KvCapacity, KvType, LayerRange, LentBlock, StepBatch,
-    StepOutput, numeric_route, only_a_part,
+    ExecError, Executor, ExecutorInfo, KvCapacity, KvType, LentBlock, StepBatch, StepOutput, numeric_route,
 };
 use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
 use muser_model::{Geometry, Model};
@@ -27,7 +26,6 @@ use crate::weights::{self, Weights};
 
 mod blocks;
 mod drafting;
-mod part;
 mod results;
 
 /// Choices of [`WgpuExecutor::new`].
@@ -67,9 +65,6 @@ pub struct WgpuExecutor {
     params: Params,
     /// Results on their way to the host.
     staging: Option<Buffer>,
-    /// The layers of the model that are here.
-    range: LayerRange,
-    taps: Option<part::Taps>,
     inverse_frequencies: Vec<f64>,
     top_rows: usize,
     gpu: Arc<Gpu>,
@@ -81,20 +76,6 @@ impl WgpuExecutor {
     /// # Errors
     /// A shape or a type without a kernel, or not enough memory.
     pub fn new(gpu: &Arc<Gpu>, model: Model, options: WgpuOptions) -> Result<Self, WgpuError> {
-        let whole = LayerRange::whole(model.geometry.layers());
-        Self::part(gpu, model, whole, options)
-    }
-
-    /// Loads some layers of `model`.
-    ///
-    /// # Errors
-    /// As [`Self::new`].
-    pub fn part(
-        gpu: &Arc<Gpu>,
-        model: Model,
-        range: LayerRange,
-        options: WgpuOptions,
-    ) -> Result<Self, WgpuError> {
         let digits = options.kv.digits().ok_or_else(|| {
             WgpuError::Unsupported(format!("KV type {}, expected 16 or 8", options.kv.name()))
         })?;
@@ -112,17 +93,16 @@ impl WgpuExecutor {
             return Err(WgpuError::Unsupported(what));
         }
         let split = most_split(max_rows, g.q_width(), binding);
-        let needed = weights::bytes_of(weights::of_range(&model, range));
+        let needed = weights::bytes_of(model.matrices());
         let available = device.available();
         if needed > available {
             return Err(WgpuError::OutOfMemory { what: "the weights".into(), needed, available });
         }
-        let weights = Weights::load(device, &model, range)?;
-        let scratch_top = if range.has_output() { top_rows } else { 0 };
-        let scratch = Scratch::new(device, g, &weights, max_rows, scratch_top, split)?;
+        let weights = Weights::load(device, &model)?;
+        let scratch = Scratch::new(device, g, &weights, max_rows, top_rows, split)?;
         let step = StepData::new(device, max_rows, top_rows, g.context.div_ceil(BLOCK_LEN), split)?;
         let inverse_frequencies = arith::inverse_frequencies(f64::from(g.rope_theta), g.head_dim);
-        let info = info(device, &model, range, options.kv, digits, max_rows);
+        let info = info(device, &model, options.kv, digits, max_rows);
         let mut executor = Self {
             info,
             digits,
@@ -135,8 +115,6 @@ impl WgpuExecutor {
             drafter: None,
             params: Params::default(),
             staging: None,
-            range,
-            taps: None,
             inverse_frequencies,
             top_rows,
             gpu: Arc::clone(gpu),
@@ -153,26 +131,23 @@ impl WgpuExecutor {
 
     /// Bytes of weights that one decoded token reads.
     pub fn weight_bytes(&self) -> u64 {
-        let table = self.range.has_embedding().then_some(&self.model.token_embd);
-        weights::bytes_of(weights::of_range(&self.model, self.range)) - weights::bytes_of(table.into_iter())
+        weights::bytes_of(self.model.matrices()) - self.model.token_embd.bytes().len() as u64
     }
 
     fn fail(&self, error: WgpuError) -> ExecError {
         error.into_exec(&self.info.device)
     }
 
-    /// K and V of one layer of a block, numbered from the first of the range; the layers of a draft come behind those of the
-    /// target.
+    /// K and V of one layer of a block; the layers of a draft come behind those of the target.
     fn layer_bytes(&self, layer: usize) -> usize {
         let g = &self.model.geometry;
-        let is_draft = layer >= self.layer_count();
-        let of_draft = self.drafter.as_ref().filter(|_| is_draft).map(|drafter| &drafter.config);
+        let of_draft = self.drafter.as_ref().filter(|_| layer >= g.layers()).map(|drafter| &drafter.config);
         of_draft.map_or(g.kv_heads, |c| c.kv_heads) * self.head_layout(layer).bytes()
     }
 
     fn head_layout(&self, layer: usize) -> HeadLayout {
         let g = &self.model.geometry;
-        let of_draft = self.drafter.as_ref().filter(|_| layer >= self.layer_count());
+        let of_draft = self.drafter.as_ref().filter(|_| layer >= g.layers());
         HeadLayout {
             dim: of_draft.map_or(g.head_dim, |drafter| drafter.config.head_dim),
             digits: self.digits,
@@ -181,11 +156,11 @@ impl WgpuExecutor {
 
     /// Layers with K and V, a draft's included.
     fn kv_layers(&self) -> usize {
-        self.layer_count() + self.drafter.as_ref().map_or(0, Drafter::layers)
+        self.model.geometry.layers() + self.drafter.as_ref().map_or(0, Drafter::layers)
     }
 
     fn is_sliding(&self, layer: usize) -> bool {
-        layer >= self.layer_count() || self.model.geometry.sliding[self.range.first() + layer]
+        self.model.geometry.sliding.get(layer).is_none_or(|sliding| *sliding)
     }
 
     /// Notes what the device has left for K and V.
@@ -229,7 +204,6 @@ impl WgpuExecutor {
             step: &self.step,
             kv: &self.kv,
             digits: self.digits,
-            range: self.range,
         };
         let program = Program::new(&mut maker, parts)?;
         if let Some(drafter) = &mut self.drafter {
@@ -242,38 +216,25 @@ impl WgpuExecutor {
         Ok(())
     }
 
-    fn run(
-        &mut self,
-        batch: &StepBatch,
-        crossing: &mut Crossing,
-        out: &mut StepOutput,
-    ) -> Result<(), WgpuError> {
+    fn run(&mut self, batch: &StepBatch, out: &mut StepOutput) -> Result<(), WgpuError> {
         let (shape, end) = self.step.fill(batch, &self.model.geometry)?;
         self.step.upload(&self.gpu.device, shape.rows, end)?;
         self.write_angles(batch)?;
-        if !batch.embeddings().is_empty() && self.range.has_embedding() {
+        if !batch.embeddings().is_empty() {
             self.gpu.device.write(&self.scratch.embeddings, 0, bytemuck::cast_slice(batch.embeddings()))?;
         }
         if let Some(drafter) = &mut self.drafter {
             drafter.rows.note_step(batch);
             drafter.prepare_step(&self.gpu.device, batch)?;
         }
-        if !self.range.has_embedding() {
-            self.take_over(batch, crossing, shape)?;
-        }
         self.layers(shape, batch.wants_draft_context())?;
-        if self.range.has_output() {
-            self.collect(batch, out)?;
-        } else {
-            self.hand_over(batch, crossing)?;
-        }
+        self.collect(batch, out)?;
         self.gpu.device.wait()
     }
 
     fn layers(&self, shape: Shape, context: bool) -> Result<(), WgpuError> {
         let Some(program) = &self.program else { return Ok(()) };
-        let layers = self.layer_count();
-        let row_bytes = self.info.hidden as u64 * 4;
+        let layers = self.model.geometry.layers();
         for part in 0..SUBMISSIONS.min(layers) {
             let parts = SUBMISSIONS.min(layers);
             let mut recorder = self.gpu.device.recorder();
@@ -282,17 +243,9 @@ impl WgpuExecutor {
             }
             for layer in layers * part / parts..layers * (part + 1) / parts {
                 let drafter = self.drafter.as_ref().filter(|_| context);
-                let of_model = self.range.first() + layer;
                 program.layer_calls(&mut recorder, layer, shape.rows, shape.parts, |recorder| {
-                    drafter.iter().for_each(|drafter| drafter.tap(recorder, of_model, shape.rows));
-                    if let Some(taps) = self.taps.as_ref().filter(|_| context) {
-                        let bytes = u64::from(shape.rows) * row_bytes;
-                        taps.record(recorder, of_model, &self.scratch.h, bytes);
-                    }
+                    drafter.iter().for_each(|drafter| drafter.tap(recorder, layer, shape.rows));
                 });
-            }
-            if part + 1 == parts {
-                program.cut(&mut recorder, shape.rows);
             }
             if let Some(drafter) = self.drafter.as_ref().filter(|_| part + 1 == parts) {
                 drafter.extend(&mut recorder, shape.rows, context);
@@ -339,10 +292,7 @@ impl Executor for WgpuExecutor {
 
     fn step(&mut self, batch: &StepBatch, out: &mut StepOutput) -> Result<(), ExecError> {
         self.check_batch(batch)?;
-        if !self.range.is_whole() {
-            return Err(only_a_part(self.range));
-        }
-        self.run(batch, &mut Crossing::default(), out).map_err(|error| self.fail(error))
+        self.run(batch, out).map_err(|error| self.fail(error))
     }
 
     fn most_candidates(&self) -> usize {
@@ -376,18 +326,10 @@ impl Executor for WgpuExecutor {
 
 muser_backend::no_tower!(WgpuExecutor);
 
-fn info(
-    device: &Device,
-    model: &Model,
-    range: LayerRange,
-    kv: KvType,
-    digits: Digits,
-    max_rows: usize,
-) -> ExecutorInfo {
+fn info(device: &Device, model: &Model, kv: KvType, digits: Digits, max_rows: usize) -> ExecutorInfo {
     let (g, route) = (&model.geometry, numeric_route(digits, model));
     let of = |group: KvGroup| {
-        let sliding = &g.sliding[range.layers()];
-        let layers = sliding.iter().filter(|sliding| index(group) == usize::from(**sliding)).count();
+        let layers = g.sliding.iter().filter(|sliding| index(group) == usize::from(**sliding)).count();
         layers * g.kv_heads * HeadLayout { dim: g.head_dim, digits }.bytes()
     };
     ExecutorInfo {

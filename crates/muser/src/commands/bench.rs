@@ -4,38 +4,31 @@
 //! memory is probed before, between and after them by the same program, another program is run in turn with ours, and
 //! every repetition notes what else the machine did. The figure of a test is a median of medians.
 
-pub(super) mod bandwidth;
-mod compare;
 mod drafting;
-mod noise;
-mod plan;
-mod report;
-mod results;
-pub(super) mod stats;
-mod subject;
 
 use std::io::Write as _;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
 use muser_backend::{Executor, KvType, ReferenceExecutor};
+use muser_bench::bandwidth;
+use muser_bench::compare::{self, Comparison};
+use muser_bench::noise::{self, Counters};
+use muser_bench::plan::{self, Test};
+use muser_bench::receipt::{self, ModelFacts};
+use muser_bench::report::Report;
+use muser_bench::results::{Rep, TestResult};
+use muser_bench::stats::{median, round, spread};
+use muser_bench::subject::Subject;
 use muser_cpu::{CpuExecutor, CpuOptions, Repack};
 use muser_gguf::GgmlType;
 use muser_model::Model;
 use muser_model::cost::{Cost, CostOptions};
 
-use self::compare::Comparison;
-use self::noise::Counters;
-use self::plan::Test;
-use self::report::Report;
-use self::results::{Rep, TestResult};
-use self::stats::{median, round, spread};
-use self::subject::Subject;
 use crate::cli::{BackendChoice, BenchArgs, CompanionChoice, RepackChoice};
 use crate::env_vars;
 use crate::model_file::ModelSource;
 use crate::output::{Console, Progress, usage_error};
-use crate::receipt::{self, ModelFacts};
 
 /// Runs the command.
 pub fn run(args: BenchArgs, console: &Console) -> Result<()> {
@@ -56,7 +49,13 @@ pub fn run(args: BenchArgs, console: &Console) -> Result<()> {
         write!(out, "{}", report.table())?;
     }
     if let Some(name) = &args.receipt {
-        let path = receipt::write(name, env_vars::muser_home().as_deref(), &report)?;
+        let path = receipt::write(
+            name,
+            env_vars::muser_home().as_deref(),
+            crate::COMMIT,
+            muser_text::utc_now(),
+            &report,
+        )?;
         console.note(format!("receipt: {}", path.display()));
     }
     Ok(())
@@ -64,7 +63,7 @@ pub fn run(args: BenchArgs, console: &Console) -> Result<()> {
 
 fn measure(args: &BenchArgs, source: &ModelSource, console: &Console) -> Result<Report> {
     let tests = plan::tests(&args.prompt, args.gen_tokens, &args.depth, &args.rows, &args.draft_rows);
-    let date = receipt::utc_now();
+    let date = muser_text::utc_now();
     let load_before = noise::load_average();
     let Loaded { subject, model, repacked_bytes, load_s, first_token_s } =
         load(args, source, &tests, console)?;
@@ -169,7 +168,7 @@ fn measure(args: &BenchArgs, source: &ModelSource, console: &Console) -> Result<
     };
     Ok(Report {
         engine: concat!("muser ", env!("CARGO_PKG_VERSION")).to_owned(),
-        commit: receipt::COMMIT,
+        commit: crate::COMMIT,
         device: info.device,
         backend: info.backend.to_owned(),
         route: info.route,

@@ -6,18 +6,18 @@
 use std::io::Write as _;
 
 use anyhow::Result;
+use muser_bench::bandwidth::Probe;
+use muser_bench::stats::round;
 use muser_image::Grid;
 use muser_model::cost::{Cost, CostOptions, PictureCost};
 use muser_model::{Geometry, Projector};
 use serde::Serialize;
 
-use super::bench::bandwidth::Probe;
-use super::bench::stats::round;
+use crate::COMMIT;
 use crate::cli::CostArgs;
 use crate::model_file::ModelSource;
 use crate::output::{Console, sanitize};
 use crate::projector;
-use crate::receipt::COMMIT;
 
 /// Where a figure comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use muser_engine::{EngineConfig, EngineHandle, Shutdown};
 use muser_prefix::PackUse;
-use muser_server::text::TextSide;
+use muser_server::text::TextPipeline;
 use muser_server::{
     Limits, LiveEngine, ModelFacts, Packs, Reloader, Server, ServerConfig, SharedApp, ShutdownPolicy,
 };
@@ -281,7 +281,7 @@ fn load(
     let model = source.load()?;
     let geometry = &model.geometry;
     let file = Arc::clone(&model.file);
-    let text = TextSide::from_gguf(&file).with_context(|| source.label())?;
+    let text = TextPipeline::from_gguf(&file).with_context(|| source.label())?;
     anyhow::ensure!(
         text.vocabulary() == geometry.vocab,
         "{}: the tokenizer has {} tokens, the weights have {}",

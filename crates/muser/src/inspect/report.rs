@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use muser_gguf::{GgmlType, GgufFile};
-use muser_model::{Geometry, Model, odd};
+use muser_model::{Geometry, Model, remarks};
 use serde::Serialize;
 
 use super::identify;
@@ -141,7 +141,7 @@ impl Report {
             cannot_run: model.err().map(ToString::to_string),
             identity: identify(file, None),
             sha256: Vec::new(),
-            odd: odd::findings(file, geometry.as_ref(), model.ok()),
+            odd: remarks::findings(file, geometry.as_ref(), model.ok()),
             tensor_list: None,
         }
     }

@@ -14,75 +14,13 @@
 use muser_kv::{BLOCK_LEN, BlockId};
 use muser_model::{DflashConfig, Draft};
 
-use super::{DraftLayerViews, Drafter, is_float};
+use super::Drafter;
 use crate::executor::kv::KvStore;
-use crate::executor::panels::{PanelBuffers, PanelPointers};
+use crate::executor::panels::PanelPointers;
+use crate::executor::rows::{STORE_ROWS, StepRows, angles};
 use crate::executor::share::ProductSet;
-use crate::executor::step::{STORE_ROWS, StepContext, angles};
 use crate::kernels::Kernels;
 use crate::kernels::matmul::{Input, MatrixView};
-use crate::kernels::unpack::Class;
-
-/// Row buffers are `[max_rows][width]`.
-pub(super) struct ExtendBuffers {
-    max_rows: usize,
-    /// Concatenated features; empty where they are quantised as they are tapped.
-    features: Vec<f32>,
-    feature_panels: PanelBuffers,
-    context: Vec<f32>,
-    context_panels: PanelBuffers,
-    /// `[layer][max_rows][kv_width]`; `products` points into it.
-    k: Vec<f32>,
-    v: Vec<f32>,
-    /// cos, then sin, per row; empty where the target's angles are the same.
-    rope: Vec<f32>,
-    /// By sliding block: rows from this one on are zeros, as rows whose context was left out must be.
-    zero_from: Vec<u16>,
-    /// K and V of all layers, which read the same input.
-    products: Vec<(MatrixView, *mut f32, usize)>,
-}
-
-impl ExtendBuffers {
-    pub(super) fn new(
-        model: &Draft,
-        fc: MatrixView,
-        layers: &[DraftLayerViews],
-        max_rows: usize,
-        own_angles: bool,
-    ) -> Self {
-        let c = &model.config;
-        let concatenated = c.target_layers.len() * c.hidden;
-        // Quantisation blocks that do not straddle two taps can be made tap by tap.
-        let keep = is_float(&fc) || !c.hidden.is_multiple_of(256);
-        let of = |width: usize| vec![0.0f32; max_rows * width];
-        let class = |m: &MatrixView| Class::of(m.ty);
-        let panels = |width: usize, classes: &[Class]| {
-            let has = |wanted: bool| classes.iter().any(|class| class.is_super() == wanted);
-            PanelBuffers::new(max_rows, width, has(true), has(false))
-        };
-        let kv_classes: Vec<Class> =
-            layers.iter().flat_map(|l| [class(&l.attn_k), class(&l.attn_v)]).flatten().collect();
-        let mut buffers = Self {
-            max_rows,
-            features: if keep { of(concatenated) } else { Vec::new() },
-            feature_panels: panels(concatenated, &class(&fc).into_iter().collect::<Vec<_>>()),
-            context: of(c.hidden),
-            context_panels: panels(c.hidden, &kv_classes),
-            k: of(layers.len() * c.kv_width()),
-            v: of(layers.len() * c.kv_width()),
-            rope: if own_angles { of(c.head_dim) } else { Vec::new() },
-            zero_from: Vec::new(),
-            products: Vec::with_capacity(2 * layers.len()),
-        };
-        let width = c.kv_width();
-        for (layer, views) in layers.iter().enumerate() {
-            let at = layer * max_rows * width;
-            buffers.products.push((views.attn_k, buffers.k.as_mut_ptr().wrapping_add(at), width));
-            buffers.products.push((views.attn_v, buffers.v.as_mut_ptr().wrapping_add(at), width));
-        }
-        buffers
-    }
-}
 
 /// The draft's part of one step.
 pub(crate) struct Extend<'a> {
@@ -220,9 +158,9 @@ impl Extend<'_> {
     }
 
     /// Second phase: norm of one row.
-    pub(crate) fn norm(&self, step: &StepContext<'_>, row: usize) {
+    pub(crate) fn norm(&self, step: &StepRows<'_>, row: usize) {
         let c = self.config();
-        let target = self.context_panels.target(c.hidden, step.rows.len());
+        let target = self.context_panels.target(c.hidden, step.places.len());
         // SAFETY: the row belongs to the caller's item, the weight has `hidden` values.
         unsafe {
             let g = self.context.add(row * c.hidden);
@@ -245,20 +183,20 @@ impl Extend<'_> {
     }
 
     /// Fourth phase: head norm, RoPE and KV of some rows of one key head of one layer.
-    pub(crate) fn store(&self, step: &StepContext<'_>, item: usize) {
+    pub(crate) fn store(&self, step: &StepRows<'_>, item: usize) {
         let c = self.config();
-        let per_layer = c.kv_heads * step.rows.len().div_ceil(STORE_ROWS);
+        let per_layer = c.kv_heads * step.places.len().div_ceil(STORE_ROWS);
         let (layer, item) = (item / per_layer, item % per_layer);
         self.store_head(step, layer, item % c.kv_heads, item / c.kv_heads * STORE_ROWS);
     }
 
-    fn store_head(&self, step: &StepContext<'_>, layer: usize, kv_head: usize, first: usize) {
+    fn store_head(&self, step: &StepRows<'_>, layer: usize, kv_head: usize, first: usize) {
         let c = self.config();
         let norm = self.model.layers[layer].attn_k_norm.as_ptr();
         let view = step.kv.view(self.first_layer + layer, kv_head);
-        let angles = if self.rope.is_null() { step.buffers.rope } else { self.rope };
-        for row in first..(first + STORE_ROWS).min(step.rows.len()) {
-            let place = &step.rows[row];
+        let angles = if self.rope.is_null() { step.rope } else { self.rope.cast_const() };
+        for row in first..(first + STORE_ROWS).min(step.places.len()) {
+            let place = &step.places[row];
             let id = step.block(place, true);
             let at = (layer * self.max_rows + row) * c.kv_width() + kv_head * c.head_dim;
             // SAFETY: this head of this row, and this position of this plane, belong to this item.

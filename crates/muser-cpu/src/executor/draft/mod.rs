@@ -8,41 +8,30 @@
 //! Both are row-invariant like the step itself: neither other sequences nor the number of proposals before a row show in
 //! what a row of the context says, and a round of one sequence does not depend on the others in it.
 
+mod buffers;
 pub(crate) mod extend;
 pub(crate) mod round;
+mod round_plan;
 #[cfg(test)]
 mod tests;
 
 use muser_backend::arith::attention::{MAX_LOG2_DRAFT_SCORE, draft_score_bound};
 use muser_backend::arith::{self, MatrixRole};
 use muser_backend::{DraftInfo, ExecError, check_draft};
-use muser_gguf::GgmlType;
 use muser_kv::KvGroup;
 use muser_model::{DflashConfig, Draft, Matrix, Model};
 
-use self::extend::ExtendBuffers;
-use self::round::RoundBuffers;
-use super::check_scores;
+use self::buffers::{DraftLayerViews, ExtendBuffers};
+use self::round_plan::RoundPlan;
 use super::kv::KvStore;
-use crate::kernels::kv::TILE_QUERIES;
+use super::rows::check_scores;
 use crate::kernels::matmul::MatrixView;
+use crate::kernels::query_tile::TILE_QUERIES;
 use crate::kernels::unpack::Class;
 use crate::memory::HugeBuffer;
 use crate::options::Repack;
 use crate::pool::Pool;
 use crate::weights::Bound;
-
-/// Matrices of one draft layer.
-#[derive(Clone, Copy)]
-struct DraftLayerViews {
-    attn_q: MatrixView,
-    attn_k: MatrixView,
-    attn_v: MatrixView,
-    attn_output: MatrixView,
-    ffn_gate: MatrixView,
-    ffn_up: MatrixView,
-    ffn_down: MatrixView,
-}
 
 /// A draft model that has been taken in.
 pub(crate) struct Drafter {
@@ -56,7 +45,7 @@ pub(crate) struct Drafter {
     /// One per pair of a head.
     inverse_frequencies: Vec<f64>,
     extend: ExtendBuffers,
-    round: RoundBuffers,
+    round: RoundPlan,
 }
 
 impl Drafter {
@@ -105,7 +94,7 @@ impl Drafter {
         let g = &target.geometry;
         let same_angles = c.head_dim == g.head_dim && c.rope_theta.to_bits() == g.rope_theta.to_bits();
         let extend = ExtendBuffers::new(&model, views[0], &layers, rows, !same_angles);
-        let round = RoundBuffers::new(c, kv.kv_type(), pool.threads());
+        let round = RoundPlan::new(c, kv.kv_type(), pool.threads());
         let inverse_frequencies = arith::inverse_frequencies(f64::from(c.rope_theta), c.head_dim);
         Ok(Self { fc: views[0], layers, copy, model, first_layer, inverse_frequencies, extend, round })
     }
@@ -154,9 +143,4 @@ fn check_shapes(c: &DflashConfig) -> Result<(), ExecError> {
         ));
     }
     Ok(())
-}
-
-/// Is this a type whose products read activations as f32?
-fn is_float(view: &MatrixView) -> bool {
-    matches!(view.ty, GgmlType::F32 | GgmlType::F16 | GgmlType::BF16)
 }

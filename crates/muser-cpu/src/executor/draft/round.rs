@@ -5,124 +5,23 @@
 //! same for all layers), so attention is that of the context's blocks followed by one more.
 #![allow(unsafe_code, reason = "threads write disjoint parts of shared buffers")]
 
-use muser_backend::{DraftBatch, DraftSeq, KvType};
-use muser_kv::{BLOCK_LEN, BlockId};
-use muser_model::{DflashConfig, Draft, Model};
+use muser_backend::DraftBatch;
+use muser_kv::BlockId;
+use muser_model::{Draft, Model};
 
-use super::{DraftLayerViews, Drafter};
-use crate::executor::buffers::Pointers;
+use super::Drafter;
+use super::buffers::DraftLayerViews;
+use super::round_plan::{RoundRow, RoundTile};
+use crate::executor::buffers::{Pointers, Widths};
 use crate::executor::kv::{Heads, KvStore};
+use crate::executor::rows::angles;
+use crate::executor::scratch::ThreadScratch;
 use crate::executor::share::{ProductSet, share_chunks, share_products};
-use crate::executor::step::{ThreadScratch, angles};
 use crate::kernels::Kernels;
-use crate::kernels::kv::{KvView, STATE_HEAD, TILE_QUERIES, Tile};
+use crate::kernels::kv::{KvView, Tile};
 use crate::kernels::matmul::{Finish, MatrixView};
+use crate::kernels::query_tile::STATE_HEAD;
 use crate::pool::{Broken, Worker};
-
-/// One row of a round.
-#[derive(Clone, Copy)]
-struct RoundRow {
-    /// Number of the sequence in the batch.
-    seq: usize,
-    /// Number of its block in the round's memory.
-    slot: usize,
-    /// Row inside the block; 0 is the anchor's.
-    index: usize,
-    /// Number among the proposals.
-    logits: Option<usize>,
-}
-
-/// Some rows of one sequence and one key head.
-#[derive(Clone, Copy)]
-struct RoundTile {
-    seq: usize,
-    slot: usize,
-    /// First row of the tile, in the round and inside the sequence's block.
-    row: usize,
-    index: usize,
-    rows: usize,
-    kv_head: usize,
-}
-
-/// What a round needs besides the row buffers of a step.
-pub(super) struct RoundBuffers {
-    rows: Vec<RoundRow>,
-    tiles: Vec<RoundTile>,
-    /// Proposals of the rows planned.
-    logit_rows: usize,
-    /// The heads of a block of the round.
-    heads: Heads,
-    /// K and V of the rows of the round, `[slot]` of a layer.
-    block_kv: Vec<u64>,
-    /// Attention of single blocks, for each thread.
-    partial: Vec<f32>,
-    partial_size: usize,
-}
-
-impl RoundBuffers {
-    pub(super) fn new(c: &DflashConfig, kv_type: KvType, threads: usize) -> Self {
-        // A window may lie across one block more than it fills; then the block of the round.
-        let blocks = c.window / BLOCK_LEN + 3;
-        let partial_size = blocks * TILE_QUERIES * (STATE_HEAD + c.head_dim);
-        Self {
-            rows: Vec::new(),
-            tiles: Vec::new(),
-            logit_rows: 0,
-            heads: Heads { kv_type, count: c.kv_heads, dim: c.head_dim },
-            block_kv: Vec::new(),
-            partial: vec![0.0; threads * partial_size],
-            partial_size,
-        }
-    }
-
-    /// Plans as many sequences from `first` on as fit into `max_rows` rows; returns the first that does not.
-    fn plan(
-        &mut self,
-        c: &DflashConfig,
-        seqs: &[DraftSeq],
-        first: usize,
-        max_rows: usize,
-        threads: usize,
-    ) -> usize {
-        self.rows.clear();
-        self.tiles.clear();
-        self.logit_rows = 0;
-        let mut end = first;
-        while end < seqs.len() && self.rows.len() + (seqs[end].proposals as usize) < max_rows {
-            for index in 0..=seqs[end].proposals as usize {
-                let logits = (index > 0).then(|| self.logit_rows + index - 1);
-                self.rows.push(RoundRow { seq: end, slot: end - first, index, logits });
-            }
-            self.logit_rows += seqs[end].proposals as usize;
-            end += 1;
-        }
-        // With few tiles each takes fewer rows, so that all threads have some.
-        let parts = (2 * threads).div_ceil(((end - first) * c.kv_heads).max(1));
-        let most = (TILE_QUERIES / (c.heads / c.kv_heads)).max(1);
-        let mut row = 0;
-        for (slot, seq) in seqs[first..end].iter().enumerate() {
-            let total = seq.proposals as usize + 1;
-            let rows_per_tile = total.div_ceil(parts).min(most);
-            for index in (0..total).step_by(rows_per_tile) {
-                let rows = rows_per_tile.min(total - index);
-                self.tiles.extend((0..c.kv_heads).map(|kv_head| RoundTile {
-                    seq: first + slot,
-                    slot,
-                    row: row + index,
-                    index,
-                    rows,
-                    kv_head,
-                }));
-            }
-            row += total;
-        }
-        let words = ((end - first) * self.heads.bytes()).div_ceil(8);
-        if self.block_kv.len() < words {
-            self.block_kv.resize(words, 0);
-        }
-        end
-    }
-}
 
 /// The executor's side of a round.
 pub(crate) struct RoundTarget<'a> {
@@ -205,6 +104,7 @@ impl Round<'_> {
         let kernels = self.target.kernels;
         let b = &self.target.buffers;
         let n = self.rows.len();
+        b.holds(n, Widths::of_draft(c));
         let (hidden, ffn, q_width, kv_width) = (c.hidden, c.ffn, c.q_width(), c.kv_width());
 
         worker.share(n, |row| self.embed(row));
@@ -371,7 +271,7 @@ impl Round<'_> {
 
     /// The round's own blocks.
     fn block_view(&self, kv_head: usize) -> KvView {
-        self.heads.view(self.block_kv, kv_head, self.heads.bytes())
+        self.heads.view(self.block_kv, kv_head, self.heads.bytes(), self.batch.seqs().len())
     }
 
     fn attend(&self, layer: usize, tile: &RoundTile, thread: usize, scratch: &mut ThreadScratch) {

@@ -3,32 +3,26 @@
 //! The work is cut into slices of some patches of one layer, so that steps can come between. A layer has two: norm, q, k, v and
 //! rotation ([`Stage::Keys`]), which every patch must have been through before any can go on, then attention and everything
 //! after it ([`Stage::Mix`]). Rows do not see how they were cut.
-#![allow(unsafe_code, reason = "hands buffers to the threads")]
 
 mod slice;
 #[cfg(test)]
 mod tests;
 
-use std::time::{Duration, Instant};
-
 use muser_backend::arith::MatrixRole;
 use muser_backend::arith::vision::{self, PatchGrid, PositionRule};
-use muser_backend::{ExecError, KvType, TowerImage, TowerInfo, TowerStage as Stage, no_image};
+use muser_backend::{ExecError, KvType, TowerImage, TowerInfo, TowerStage as Stage};
 use muser_gguf::GgmlType;
 use muser_kv::{BLOCK_LEN, BlockId};
 use muser_model::Projector;
 
 use super::kv::Heads;
 use super::panels::PanelBuffers;
-use super::step::ThreadScratch;
-use super::thread_scratch;
-use crate::kernels::Kernels;
+use super::scratch::{ThreadScratch, thread_scratch};
 use crate::kernels::matmul::MatrixView;
 use crate::kernels::unpack::Class;
 use crate::options::Repack;
 use crate::pool::Pool;
 use crate::weights::Bound;
-use slice::Slice;
 
 /// Patches of a slice: enough for the products, few enough for the steps that wait behind it.
 const SLICE: usize = 128;
@@ -179,45 +173,6 @@ impl Tower {
 
     pub(crate) fn drop_image(&mut self) {
         self.work = None;
-    }
-
-    /// Slices until `time` is over; see [`muser_backend::Executor::encode_image`].
-    pub(crate) fn encode(
-        &mut self,
-        kernels: &'static Kernels,
-        pool: &mut Pool,
-        time: Duration,
-        rows: &mut Vec<f32>,
-    ) -> Result<bool, ExecError> {
-        let start = Instant::now();
-        loop {
-            let work = self.work.as_mut().ok_or_else(no_image)?;
-            let (stage, at) = (work.stage, work.at);
-            let total = match stage {
-                Stage::Adapt => work.image.tokens(),
-                _ => work.grid.count(),
-            };
-            let count = SLICE.min(total - at);
-            let slice = Slice::new(self, kernels, stage, at, count).ok_or_else(no_image)?;
-            if let Err(what) = pool.run(&|worker| slice.run(worker)) {
-                self.work = None;
-                return Err(ExecError::Device { device: "cpu".into(), what });
-            }
-            let work = self.work.as_mut().ok_or_else(no_image)?;
-            work.at += count;
-            if work.at == total {
-                let Some(next) = stage.next(self.projector.layers.len()) else {
-                    rows.clear();
-                    rows.append(&mut work.rows);
-                    self.work = None;
-                    return Ok(true);
-                };
-                (work.stage, work.at) = (next, 0);
-            }
-            if start.elapsed() >= time {
-                return Ok(false);
-            }
-        }
     }
 
     fn plan(&self, image: &TowerImage, grid: PatchGrid) -> Work {

@@ -1,22 +1,67 @@
 //! One slice of a picture's way through the tower, as every thread of the pool walks through it.
 #![allow(unsafe_code, reason = "threads write disjoint parts of shared buffers")]
 
+use std::time::{Duration, Instant};
+
 use muser_backend::arith::vision;
+use muser_backend::{ExecError, no_image};
 use muser_kv::{BLOCK_LEN, BlockId};
 use muser_model::{LayerNorm, Projector, TowerLayer};
 
-use super::{LayerViews, Stage, Tower};
+use super::{LayerViews, SLICE, Stage, Tower};
 use crate::executor::kv::Heads;
 use crate::executor::panels::PanelPointers;
+use crate::executor::scratch::ThreadScratch;
 use crate::executor::share::{ProductSet, share_chunks, share_products};
-use crate::executor::step::ThreadScratch;
 use crate::kernels::Kernels;
-use crate::kernels::kv::{TILE_QUERIES, Tile};
+use crate::kernels::kv::Tile;
 use crate::kernels::matmul::MatrixView;
-use crate::pool::{Broken, Worker};
+use crate::kernels::query_tile::TILE_QUERIES;
+use crate::pool::{Broken, Pool, Worker};
+
+impl Tower {
+    /// Slices until `time` is over; see [`muser_backend::Executor::encode_image`].
+    pub(crate) fn encode(
+        &mut self,
+        kernels: &'static Kernels,
+        pool: &mut Pool,
+        time: Duration,
+        rows: &mut Vec<f32>,
+    ) -> Result<bool, ExecError> {
+        let start = Instant::now();
+        loop {
+            let work = self.work.as_mut().ok_or_else(no_image)?;
+            let (stage, at) = (work.stage, work.at);
+            let total = match stage {
+                Stage::Adapt => work.image.tokens(),
+                _ => work.grid.count(),
+            };
+            let count = SLICE.min(total - at);
+            let slice = Slice::new(self, kernels, stage, at, count).ok_or_else(no_image)?;
+            if let Err(what) = pool.run(&|worker| slice.run(worker)) {
+                self.work = None;
+                return Err(ExecError::Device { device: "cpu".into(), what });
+            }
+            let work = self.work.as_mut().ok_or_else(no_image)?;
+            work.at += count;
+            if work.at == total {
+                let Some(next) = stage.next(self.projector.layers.len()) else {
+                    rows.clear();
+                    rows.append(&mut work.rows);
+                    self.work = None;
+                    return Ok(true);
+                };
+                (work.stage, work.at) = (next, 0);
+            }
+            if start.elapsed() >= time {
+                return Ok(false);
+            }
+        }
+    }
+}
 
 /// What a slice reads and writes.
-pub(super) struct Slice<'a> {
+struct Slice<'a> {
     projector: &'a Projector,
     patches: MatrixView,
     layers: &'a [LayerViews],
@@ -196,7 +241,7 @@ impl<'a> Slice<'a> {
         self.product(worker, scratch, (hidden, self.a), &products);
         worker.barrier()?;
         worker.share(self.heads.count, |head| {
-            let view = self.heads.view(self.kv, head, self.heads.bytes());
+            let view = self.heads.view(self.kv, head, self.heads.bytes(), self.blocks.len());
             for row in 0..self.count {
                 let patch = self.at + row;
                 let (block, slot) = self.slot(layer, patch);
@@ -311,7 +356,7 @@ impl<'a> Slice<'a> {
             let (patch, rows, block, keys) = tiles[item / self.heads.count];
             let head = item % self.heads.count;
             let tile = Tile {
-                kv: self.heads.view(self.kv, head, self.heads.bytes()).unbounded(),
+                kv: self.heads.view(self.kv, head, self.heads.bytes(), self.blocks.len()).unbounded(),
                 head_dim: dim,
                 table: &self.blocks[block..],
                 first_block: 0,

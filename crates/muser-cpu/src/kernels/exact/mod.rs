@@ -17,35 +17,17 @@ use std::ops::Range;
 
 use muser_backend::arith::attention::{Digits, UNIT, score_factor};
 use muser_backend::arith::vision::attention::{NO_PEAK, decay};
-use muser_backend::kv_layout::HeadLayout;
-use muser_kv::{BLOCK_LEN, BlockId};
+use muser_kv::BLOCK_LEN;
 
 use self::products::{Ahead, Plane, Words, products};
 use self::weigh::{Weighed, weigh, weigh_running};
-use super::kv::{STATE_HEAD, TILE_QUERIES};
+use super::query_tile::{QueryTile, STATE_HEAD, TILE_QUERIES};
 use crate::simd::Simd;
 
+pub(crate) use self::store::DigitKv;
 pub(super) use self::store::store_kv;
 
-/// One layer's K and V of one key head, in all blocks.
-#[derive(Clone, Copy)]
-pub(crate) struct DigitKv {
-    /// This layer and head in the first block.
-    pub(crate) first: *mut u8,
-    /// Bytes from one block to the next.
-    pub(crate) block_stride: usize,
-    pub(crate) head: HeadLayout,
-    /// Are scores bounded, so that no maximum is carried?
-    pub(crate) bounded: bool,
-}
-
-impl DigitKv {
-    fn block(&self, id: BlockId) -> *mut u8 {
-        self.first.wrapping_add(id.0 as usize * self.block_stride)
-    }
-}
-
-pub(crate) type Tile<'a> = super::kv::Tile<'a, DigitKv>;
+pub(crate) type Tile<'a> = QueryTile<'a, DigitKv>;
 
 /// [`one_block`] of an instruction set: compiled once, for both ways through attention.
 pub(super) type BlockKernel = unsafe fn(&Tile<'_>, usize, usize, &mut Scratch);
@@ -125,7 +107,7 @@ impl Scratch {
     }
 }
 
-/// See [`super::kv::attend`].
+/// See [`crate::kernels::kv::attend`].
 #[inline(always)]
 pub(super) unsafe fn attend<S: Simd>(
     tile: &Tile<'_>,
@@ -161,7 +143,7 @@ pub(super) unsafe fn attend<S: Simd>(
     }
 }
 
-/// See [`super::kv::attend_blocks`].
+/// See [`crate::kernels::kv::attend_blocks`].
 #[inline(always)]
 pub(super) unsafe fn attend_blocks<S: Simd>(
     tile: &Tile<'_>,
@@ -184,7 +166,7 @@ pub(super) unsafe fn attend_blocks<S: Simd>(
     }
 }
 
-/// See [`super::kv::combine_blocks`].
+/// See [`crate::kernels::kv::combine_blocks`].
 #[inline(always)]
 pub(super) unsafe fn combine_blocks<S: Simd>(
     partial: *const f32,

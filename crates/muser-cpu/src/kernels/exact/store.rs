@@ -1,11 +1,33 @@
 //! Digits of K, V and queries.
 
 use muser_backend::arith::attention::{Digits, TOP_16, hadamard_factor};
-use muser_kv::BlockId;
+use muser_backend::kv_layout::HeadLayout;
+use muser_kv::{BLOCK_LEN, BlockId};
 
-use super::DigitKv;
 use super::products::Plane;
+use crate::bounds::Reach;
 use crate::simd::Simd;
+
+/// One layer's K and V of one key head, in all blocks.
+#[derive(Clone, Copy)]
+pub(crate) struct DigitKv {
+    /// This layer and head in the first block.
+    pub(crate) first: *mut u8,
+    /// Bytes from one block to the next.
+    pub(crate) block_stride: usize,
+    /// Blocks that there are.
+    pub(crate) blocks: Reach,
+    pub(crate) head: HeadLayout,
+    /// Are scores bounded, so that no maximum is carried?
+    pub(crate) bounded: bool,
+}
+
+impl DigitKv {
+    pub(super) fn block(&self, id: BlockId) -> *mut u8 {
+        self.blocks.holds(id.0 as usize + 1);
+        self.first.wrapping_add(id.0 as usize * self.block_stride)
+    }
+}
 
 /// Multiplies a head by the Hadamard matrix, as [`muser_backend::arith::attention::hadamard`].
 #[inline(always)]
@@ -141,14 +163,9 @@ pub(super) unsafe fn query_digits<S: Simd>(
 /// # Safety
 /// `k` and `v` are valid for a head; nobody else writes this position.
 #[inline(always)]
-pub(in crate::kernels) unsafe fn store_kv<S: Simd>(
-    kv: &DigitKv,
-    id: BlockId,
-    slot: usize,
-    k: *mut f32,
-    v: *const f32,
-) {
+pub(crate) unsafe fn store_kv<S: Simd>(kv: &DigitKv, id: BlockId, slot: usize, k: *mut f32, v: *const f32) {
     let head = kv.head;
+    Reach::of(BLOCK_LEN).holds(slot + 1);
     let block = kv.block(id);
     rotate::<S>(k, head.dim);
     for (x, is_key) in [(k.cast_const(), true), (v, false)] {

@@ -6,7 +6,10 @@ use muser_backend::conformance::Random;
 use super::super::Kernels;
 use super::super::kv::{self, KvView};
 use super::*;
+use crate::bounds::Reach;
 use crate::isa::Isa;
+use muser_backend::kv_layout::HeadLayout;
+use muser_kv::BlockId;
 
 /// Rows of one sequence behind `start` positions.
 #[derive(Clone, Copy, Debug)]
@@ -80,7 +83,13 @@ impl Memory {
 
     fn view(&mut self) -> DigitKv {
         let (first, block_stride) = (self.bytes.as_mut_ptr().cast(), self.head.bytes());
-        DigitKv { first, block_stride, head: self.head, bounded: true }
+        DigitKv {
+            first,
+            block_stride,
+            blocks: Reach::of(self.bytes.len() * 8 / block_stride),
+            head: self.head,
+            bounded: true,
+        }
     }
 
     fn store(&mut self, kernels: &Kernels, inputs: &Inputs) {

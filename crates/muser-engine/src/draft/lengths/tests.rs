@@ -38,7 +38,7 @@ fn simulate(world: World, count: usize, rounds: usize, most: usize, seed: u64) -
         let sequences: Vec<_> =
             own.iter().map(|own| Drafting { most, rates: own.rates_among(&all) }).collect();
         chosen.fill(0);
-        let awake = !lengths.sleeps_on(count);
+        let awake = !lengths.skips_round(count);
         let forecast = if awake { lengths.choose(&sequences, 256, &mut chosen) } else { None };
         // Mostly a little slower, at times a lot.
         let mut disturb = |cost: f64| {

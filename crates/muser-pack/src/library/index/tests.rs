@@ -7,7 +7,7 @@ use crate::manifest::{chain, chain_root};
 use crate::testing::{identity, prompt};
 
 /// A pack of whole blocks that exists only here.
-fn manifest(units: &[Unit], key: &[u8; 32]) -> Manifest {
+fn manifest(units: &[PositionKey], key: &[u8; 32]) -> Manifest {
     let root = chain_root(key, &[0; 32]);
     let block = |key: ChainKey| {
         let id = |what: u8| SegmentId(*blake3::keyed_hash(&key, &[what]).as_bytes());

@@ -10,7 +10,7 @@ use crate::{Area, DirStore, ObjectName};
 struct Victim {
     store: MemoryStore,
     keys: KeyRing,
-    prompts: [Vec<Unit>; 3],
+    prompts: [Vec<PositionKey>; 3],
     ids: [PackId; 3],
     good: Vec<u8>,
 }

@@ -12,7 +12,7 @@ fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
 }
 
-fn units() -> Vec<Unit> {
+fn units() -> Vec<PositionKey> {
     prompt(300, 0, 77)
 }
 

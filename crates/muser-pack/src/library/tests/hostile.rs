@@ -9,7 +9,7 @@ use crate::{Area, ObjectName};
 struct Victim {
     store: MemoryStore,
     keys: KeyRing,
-    units: Vec<Unit>,
+    units: Vec<PositionKey>,
     id: PackId,
 }
 

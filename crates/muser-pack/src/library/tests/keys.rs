@@ -3,7 +3,7 @@
 use super::*;
 use crate::ObjectName;
 
-fn published(keys: &KeyRing) -> (MemoryStore, Library, Vec<Unit>, PackId) {
+fn published(keys: &KeyRing) -> (MemoryStore, Library, Vec<PositionKey>, PackId) {
     let store = MemoryStore::new();
     let library = library(&store, keys);
     let units = prompt(600, 0, 0);

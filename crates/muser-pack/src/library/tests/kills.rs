@@ -38,7 +38,7 @@ fn open(folder: &Path, large: bool) -> (Library, Scope) {
 }
 
 /// Prompts share their beginnings, as those of a conversation do.
-fn numbered(number: u64) -> Vec<Unit> {
+fn numbered(number: u64) -> Vec<PositionKey> {
     prompt(300 + (number % 5) as usize * 200, 256, number + 1)
 }
 

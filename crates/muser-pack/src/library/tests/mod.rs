@@ -17,7 +17,7 @@ mod upkeep;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use muser_kv::{BLOCK_LEN, KvGroup, Unit};
+use muser_kv::{BLOCK_LEN, KvGroup, PositionKey};
 use proptest::prelude::*;
 
 use super::*;
@@ -77,7 +77,7 @@ fn an_unfinished_block_serves_whoever_begins_with_its_rows() {
     publish(&first, &scope, &units).expect("published");
     drop(first);
     let library = library(&store, &keys);
-    fn check(library: &Library, scope: &Scope, units: &[Unit], most: usize, expected: usize) {
+    fn check(library: &Library, scope: &Scope, units: &[PositionKey], most: usize, expected: usize) {
         let plan = library.longest(scope, units, most, false).expect("found");
         assert_eq!(plan.positions, expected, "most {most}");
         restore(library, scope, units, &plan).expect("restored");
@@ -377,11 +377,11 @@ fn plot() -> impl Strategy<Value = Plot> {
 }
 
 /// The furthest place that the promise allows, by looking at everything.
-fn expected(stored: &[(Vec<Unit>, u32)], query: &[Unit], tails: bool, window: usize) -> usize {
+fn expected(stored: &[(Vec<PositionKey>, u32)], query: &[PositionKey], tails: bool, window: usize) -> usize {
     let has = |index: usize, sliding: bool| {
         let end = (index + 1) * BLOCK_LEN;
         let shares =
-            |units: &[Unit]| units.len() >= end && query.len() >= end && units[..end] == query[..end];
+            |units: &[PositionKey]| units.len() >= end && query.len() >= end && units[..end] == query[..end];
         stored.iter().any(|(units, keep)| shares(units) && (!sliding || keep >> index & 1 == 1))
     };
     let whole = (0..query.len() / BLOCK_LEN).take_while(|&index| has(index, false)).count();
@@ -419,7 +419,7 @@ proptest! {
         let open = || Library::open(Arc::new(store.clone()), keys.clone(), options.clone()).expect("open");
         let library = open();
         let scope = library.scope(identity(), "");
-        let mut stored: Vec<(Vec<Unit>, u32)> = Vec::new();
+        let mut stored: Vec<(Vec<PositionKey>, u32)> = Vec::new();
         for (len, from, seed, keep) in plot.published {
             let units = prompt(len, from, seed);
             let kept = |index: usize| keep >> index & 1 == 1;

@@ -24,7 +24,7 @@ fn the_least_recently_used_pack_goes_first_and_pinned_ones_stay() {
         .collect();
     assert!(library.longest(&scope, &prompts[1], 1024, true).is_some(), "used now");
     publish(&library, &scope, &prompts[4]).expect("published");
-    let there = |units: &Vec<Unit>| library.longest(&scope, units, 1024, true).is_some();
+    let there = |units: &Vec<PositionKey>| library.longest(&scope, units, 1024, true).is_some();
     let found: Vec<_> = prompts.iter().map(there).collect();
     assert_eq!(found, [true, true, false, true, true, false], "the third was unused for longest");
     assert!(library.pack(ids[0]).expect("there").pinned);

@@ -5,9 +5,7 @@ use std::time::Instant;
 use muser_text::OutputEvent;
 use serde_json::{Value, json};
 
-use super::is_empty;
 use crate::answer::{Answer, Finish, Outcome, TokenLogprob, ToolCall, call_input};
-use crate::app::unix_seconds;
 use crate::routes::chat::answer::logprobs;
 
 /// Which route's shape.
@@ -37,7 +35,7 @@ impl Lines {
     }
 
     fn line(&self, content: &str, thinking: &str, calls: &[Value]) -> Value {
-        let mut line = json!({"model": self.model, "created_at": rfc3339(unix_seconds())});
+        let mut line = json!({"model": self.model, "created_at": muser_text::utc_now()});
         match self.shape {
             Shape::Chat => {
                 let mut message = json!({"role": "assistant", "content": content});
@@ -155,32 +153,14 @@ fn tell(line: &mut Value, tokens: &[TokenLogprob]) {
     }
 }
 
-/// A time in UTC, such as `2026-08-12T09:30:00Z`.
-pub fn rfc3339(unix_seconds: u64) -> String {
-    let (days, second) = (unix_seconds / 86_400, unix_seconds % 86_400);
-    // Days since 0000-03-01, so that leap days end a year; eras of 400 years repeat.
-    let days = days + 719_468;
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
-    let year = era * 400 + year_of_era + u64::from(month <= 2);
-    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", second / 3600, second / 60 % 60, second % 60)
+/// Whether a piece shows something; the empty ones are not worth a line.
+fn is_empty(piece: &OutputEvent) -> bool {
+    matches!(piece, OutputEvent::Reasoning(text) | OutputEvent::Content(text) if text.is_empty())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn dates() {
-        assert_eq!(rfc3339(0), "1970-01-01T00:00:00Z");
-        assert_eq!(rfc3339(951_782_400), "2000-02-29T00:00:00Z");
-        assert_eq!(rfc3339(1_786_527_000), "2026-08-12T09:30:00Z");
-        assert_eq!(rfc3339(4_107_542_399), "2100-02-28T23:59:59Z");
-    }
 
     #[test]
     fn calls_are_given_out_whole() {

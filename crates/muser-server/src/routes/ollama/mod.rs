@@ -15,7 +15,6 @@ use axum::body::Bytes;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse as _, Response};
 use futures_util::{StreamExt as _, stream};
-use muser_text::OutputEvent;
 use serde_json::{Value, json};
 
 use self::answer::{Lines, Shape};
@@ -168,7 +167,7 @@ async fn describe(app: &SharedApp, request: Request) -> Result<Response, ApiErro
             "muse-glimmer.embedding_length": facts.hidden,
         },
         "capabilities": capabilities(loaded.text.sees()),
-        "modified_at": answer::rfc3339(loaded.created),
+        "modified_at": muser_text::utc(loaded.created),
     }))
     .into_response())
 }
@@ -182,7 +181,7 @@ fn entry(loaded: &Loaded) -> Value {
     json!({
         "name": loaded.facts.name,
         "model": loaded.facts.name,
-        "modified_at": answer::rfc3339(loaded.created),
+        "modified_at": muser_text::utc(loaded.created),
         "size": loaded.facts.file_bytes,
         "digest": digest(&loaded.facts),
         "details": details(loaded),
@@ -217,9 +216,4 @@ fn details(loaded: &Loaded) -> Value {
         "parameter_size": format!("{:.1}M", loaded.facts.parameters as f64 / 1e6),
         "quantization_level": loaded.facts.quantization,
     })
-}
-
-/// Whether a piece shows something; the empty ones are not worth a line.
-fn is_empty(piece: &OutputEvent) -> bool {
-    matches!(piece, OutputEvent::Reasoning(text) | OutputEvent::Content(text) if text.is_empty())
 }

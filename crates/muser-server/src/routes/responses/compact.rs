@@ -16,7 +16,7 @@ use crate::app::{SharedApp, unix_seconds};
 use crate::error::{ApiError, Dialect};
 use crate::generation::Generation;
 use crate::shorten;
-use crate::text::TextSide;
+use crate::text::TextPipeline;
 use crate::work::{Form, Prompt, ToolChoice};
 
 /// What the model is asked.
@@ -71,7 +71,7 @@ async fn run(app: &SharedApp, request: Request, arrived: Instant) -> Result<Resp
 }
 
 /// The user's last messages, as many as fit into `most` tokens.
-fn last_questions(text: &TextSide, items: Vec<Value>, most: usize) -> Vec<Value> {
+fn last_questions(text: &TextPipeline, items: Vec<Value>, most: usize) -> Vec<Value> {
     let mut left = most;
     let mut kept = Vec::new();
     for item in items.into_iter().rev() {

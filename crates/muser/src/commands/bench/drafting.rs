@@ -12,15 +12,15 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use muser_backend::{DraftBatch, DraftExecutor, ExecError, Executor, TowerExecutor, delegate_executor};
+use muser_bench::noise::{self, Counters};
+use muser_bench::report::{DraftingReport, TextResult};
+use muser_bench::results::{Rep, TestResult};
+use muser_bench::stats::{median, round, spread};
 use muser_engine::{DraftLength, Engine, EngineConfig, EngineHandle, Event, Request, SamplingParams};
 use muser_model::Model;
 use muser_model::cost::{Cost, CostOptions};
 use muser_text::{Specials, Tokenizer};
-use serde::Serialize;
 
-use super::noise::Counters;
-use super::results::{Rep, TestResult};
-use super::stats::{median, round, spread};
 use crate::cli::{BenchArgs, CompanionChoice};
 use crate::model_file::ModelSource;
 use crate::output::{Console, Progress, usage_error};
@@ -54,58 +54,6 @@ const BEGINNINGS: [&str; 20] = [
 const SMALL_BYTES: u64 = 256 << 20;
 /// Pause between looks at whether a text has ended.
 const POLL: Duration = Duration::from_millis(3);
-
-/// The comparison.
-#[derive(Debug, Serialize)]
-pub struct DraftingReport {
-    /// True when proposals came from the known continuation: then the speedup is not that of any real draft.
-    pub synthetic: bool,
-    /// The probability with which a stand-in's proposals were right.
-    pub stand_in_accept: Option<f64>,
-    /// The draft.
-    pub draft: String,
-    /// Proposals per round, as asked.
-    pub length: String,
-    /// Tokens of each text.
-    pub tokens: u32,
-    /// Median over the texts of drafted over plain speed.
-    pub speedup: f64,
-    /// The lowest of them.
-    pub lowest_speedup: f64,
-    /// The same of a second engine without a draft, where there was one: lowest, median and highest text. An effect must
-    /// be larger than this to be one.
-    pub plain_against_plain: Option<[f64; 3]>,
-    /// Tokens per step of the drafted texts.
-    pub tokens_per_target_pass: f64,
-    /// Proposals of a round, mean over all steps of the timed texts.
-    pub proposals_per_step: f64,
-    /// Proposals accepted, as a share of those made.
-    pub accepted: f64,
-    /// The same by place, the first place first.
-    pub accepted_by_position: Vec<f64>,
-    /// What rounds with proposals were expected to take over what they took; null where lengths were fixed or nothing was
-    /// proposed.
-    pub forecast_over_measured: Option<f64>,
-    /// Each text.
-    pub texts: Vec<TextResult>,
-}
-
-/// One text.
-#[derive(Debug, Serialize)]
-pub struct TextResult {
-    /// Its beginning.
-    pub begins: String,
-    /// Tokens per second without a draft, median.
-    pub plain_tok_s: f64,
-    /// With the draft.
-    pub drafted_tok_s: f64,
-    /// Median of the ratios of the repetitions.
-    pub speedup: f64,
-    /// The same of the second engine without a draft.
-    pub plain_again: Option<f64>,
-    /// All of them.
-    pub speedups: Vec<f64>,
-}
 
 /// Runs the comparison; the second part are its two lines of the table.
 pub fn compare(
@@ -214,25 +162,6 @@ fn order(round: usize, turn: usize, engines: usize) -> usize {
     if (round / engines).is_multiple_of(2) { forwards } else { engines - 1 - forwards }
 }
 
-impl TextResult {
-    /// `speeds`: tokens per second of plain, drafted and perhaps plain again, by repetition.
-    fn new(begins: &str, speeds: &[Vec<f64>]) -> Self {
-        let ratios = |which: usize| -> Vec<f64> {
-            speeds[which].iter().zip(&speeds[0]).map(|(other, plain)| round(other / plain, 4)).collect()
-        };
-        let middle = |values: &[f64], digits| round(median(values).unwrap_or(0.0), digits);
-        let speedups = ratios(1);
-        Self {
-            begins: begins.to_owned(),
-            plain_tok_s: middle(&speeds[0], 3),
-            drafted_tok_s: middle(&speeds[1], 3),
-            speedup: middle(&speedups, 4),
-            plain_again: (speeds.len() > 2).then(|| middle(&ratios(2), 4)),
-            speedups,
-        }
-    }
-}
-
 /// Lowest, median and highest of the second plain engine's ratios.
 fn range(texts: &[TextResult]) -> Option<[f64; 3]> {
     let mut ratios: Vec<f64> = texts.iter().filter_map(|text| text.plain_again).collect();
@@ -248,7 +177,7 @@ struct Rates {
 }
 
 impl Rates {
-    fn note(&mut self, decoded: &Decoded, noise: &super::noise::Noise) {
+    fn note(&mut self, decoded: &Decoded, noise: &noise::Noise) {
         self.quiet += usize::from(noise.quiet());
         let ms = 1e3 / decoded.tok_s.max(f64::MIN_POSITIVE);
         self.reps.push(Rep {
@@ -258,7 +187,7 @@ impl Rates {
             steps: decoded.steps as usize,
             others: noise.others.map(|share| round(share, 4)),
             steal: noise.steal.map(|share| round(share, 4)),
-            load_average: super::noise::load_average(),
+            load_average: noise::load_average(),
             ..Rep::default()
         });
     }

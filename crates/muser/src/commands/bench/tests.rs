@@ -111,13 +111,29 @@ fn a_receipt_carries_the_report_and_is_never_overwritten() {
     let (folder, source, mut args) = tiny();
     (args.depth, args.rows, args.draft_rows, args.reps) = (vec![0], vec![], vec![], 1);
     let report = measure(&args, &source, &console()).unwrap();
-    let path = receipt::write("unit-test-of-receipts", Some(folder.path()), &report).unwrap();
+    let path = receipt::write(
+        "unit-test-of-receipts",
+        Some(folder.path()),
+        crate::COMMIT,
+        muser_text::utc_now(),
+        &report,
+    )
+    .unwrap();
     assert!(path.starts_with(folder.path()), "{}", path.display());
     let read: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
     assert_eq!(read["report"]["tests"][0]["test"], "pp20");
     assert_eq!(read["report"]["model"]["file"], "tiny.gguf");
     assert!(read["withdrawn"].is_null());
-    assert!(receipt::write("unit-test-of-receipts", Some(folder.path()), &report).is_err());
+    assert!(
+        receipt::write(
+            "unit-test-of-receipts",
+            Some(folder.path()),
+            crate::COMMIT,
+            muser_text::utc_now(),
+            &report
+        )
+        .is_err()
+    );
 }
 
 #[test]
