@@ -54,18 +54,11 @@ fn grammar(data: &[u8]) {
 
 /// Without anchors, options and comments, of which the two matchers have their own opinions.
 fn is_plain(pattern: &str) -> bool {
-    pattern.is_ascii()
-        && !pattern.contains(['^', '$', '#'])
-        && !pattern.contains("(?")
-        && !pattern.contains("\\b")
-        && !pattern.contains("\\B")
-        && !pattern.contains("\\<")
-        && !pattern.contains("\\>")
-        && !pattern.contains("\\A")
-        && !pattern.contains("\\z")
-        && !pattern.contains("\\Z")
-        && !pattern.contains("\\G")
-        && !pattern.contains("\\K")
+    const OTHERWISE: [&str; 23] = [
+        "^", "$", "#", "(?", "\\b", "\\B", "\\<", "\\>", "\\A", "\\z", "\\Z", "\\G", "\\K", "\\h", "\\H",
+        "\\e", "}{", "*{", "+{", "?{", "}+", "*+", "++",
+    ];
+    pattern.is_ascii() && !OTHERWISE.iter().any(|part| pattern.contains(part)) && !pattern.contains("?+")
 }
 
 /// Writes a text that the grammar allows, token by token; `None` where it is refused or does not end soon.

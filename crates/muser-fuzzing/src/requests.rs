@@ -248,7 +248,11 @@ fn http_heads(data: &[u8]) {
     if is_h2 {
         return;
     }
-    let (whole, cut) = (statuses(&whole), statuses(&cut));
+    let (mut whole, mut cut) = (statuses(&whole), statuses(&cut));
+    // A head that never ends may be refused for its first line or just be left: that is looked at once it is whole, or at once.
+    for one in [&mut whole, &mut cut] {
+        one.pop_if(|status| *status == 400);
+    }
     assert_eq!(whole, cut, "what is answered depends on how it came");
     assert!(
         whole.iter().all(|status| (100..500).contains(status) || *status == 501 || *status == 505),

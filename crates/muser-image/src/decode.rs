@@ -126,8 +126,11 @@ fn open(bytes: &[u8]) -> Result<Open<'_>, ImageError> {
             Format::WebP => Box::new(WebPDecoder::new(reader)?),
             Format::Gif => Box::new(GifDecoder::new(reader)?),
         };
-        // A picture with a damaged note on its orientation is shown as it is stored.
-        let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
+        // A picture with a damaged note on its orientation is shown as it is stored. The decoder takes memory for as much of
+        // a WebP's as it claims, up to 4 GiB.
+        let fits = format != Format::WebP || webp_note_fits(bytes);
+        let orientation = fits.then(|| decoder.orientation().ok()).flatten();
+        let orientation = orientation.unwrap_or(Orientation::NoTransforms);
         Ok((decoder, orientation))
     })?;
     let (width, height) = decoder.dimensions();
@@ -156,6 +159,20 @@ fn open(bytes: &[u8]) -> Result<Open<'_>, ImageError> {
 fn png_sides(bytes: &[u8]) -> Option<(u32, u32)> {
     let (sides, _) = bytes.get(16..)?.as_chunks::<4>();
     Some((u32::from_be_bytes(*sides.first()?), u32::from_be_bytes(*sides.get(1)?)))
+}
+
+/// Does the first EXIF chunk of a WebP end inside the file?
+fn webp_note_fits(bytes: &[u8]) -> bool {
+    let mut rest = bytes.get(12..).unwrap_or_default();
+    while let Some((kind, behind)) = rest.split_first_chunk::<4>() {
+        let Some((size, behind)) = behind.split_first_chunk::<4>() else { return true };
+        let size = u32::from_le_bytes(*size) as usize;
+        if kind == b"EXIF" {
+            return size <= behind.len();
+        }
+        rest = behind.get(size.saturating_add(size & 1)..).unwrap_or_default();
+    }
+    true
 }
 
 /// For the chunks before the pixels: an inflated profile or text may not take more.

@@ -25,7 +25,7 @@ pub(super) const PROOFS: &[Proof] = &[
             ("muser-kv", "lib", &[]),
             ("muser-text", "lib", &["output"]),
             ("muser-handoff", "lib", &[]),
-            ("muser-fuzzing", "seeds", &[]),
+            ("muser-fuzzing", "seeds", ALONE),
         ],
     },
     Proof {

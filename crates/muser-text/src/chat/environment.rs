@@ -57,7 +57,8 @@ pub(crate) fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(start) = rest.find("{%") {
-        let Some(len) = rest[start..].find("%}") else { break };
+        // Behind the opening: in `{%}` both would have the same sign.
+        let Some(len) = rest[start + 2..].find("%}").map(|len| len + 2) else { break };
         let inner = &rest[start + 2..start + len];
         let name = inner.trim_matches(['-', '+']).trim();
         let replacement = match name {

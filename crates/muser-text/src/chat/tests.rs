@@ -524,3 +524,13 @@ fn a_tool_may_show_an_image_and_so_may_a_late_system_message() {
     let found = template.encode_with_images(tokenizer, &asked, &[1, 2, 3]).expect("encodes");
     assert_eq!(found.images.iter().map(|image| image.0).collect::<Vec<_>>(), [0, 1, 2]);
 }
+
+/// Found by fuzzing: a template of a file that is opened must not be able to end the process.
+#[test]
+fn tags_whose_opening_and_end_overlap_are_a_fault_of_the_template() {
+    for source in ["{{ bos_token }}{%}}{% ", "{%}", "{%}%}", "a{%}b{% generation %}c", "{%-}", "{%%}"] {
+        let refused = ChatTemplate::compile(source).map(drop).expect_err(source);
+        assert!(!refused.to_string().is_empty(), "{source}");
+    }
+    assert!(ChatTemplate::compile("{% generation %}a}{%- endgeneration -%}").is_ok());
+}
