@@ -19,6 +19,14 @@ impl Probe {
         Ok(Self(BandwidthProbe::new(BUFFER_BYTES, threads, true)?))
     }
 
+    /// What a running server can find out: nothing where the buffer would take a good part of the memory that is left.
+    pub fn rate_if_there_is_room(threads: Option<usize>) -> Option<f64> {
+        if muser_cpu::available_bytes()? / 4 < BUFFER_BYTES as u64 {
+            return None;
+        }
+        Self::new(threads).and_then(|mut probe| probe.bytes_per_s()).ok()
+    }
+
     /// Bytes per second of the best pass.
     pub fn bytes_per_s(&mut self) -> Result<f64> {
         Ok(self.0.measure(PASSES)?.best())

@@ -66,6 +66,8 @@ pub(crate) struct Client {
     /// The hub: what it says of contents is believed, and only it may see the token.
     hub: Url,
     token: Option<Token>,
+    /// Where everything is asked for instead of addresses.
+    socket: Option<std::path::PathBuf>,
 }
 
 /// What a server says about a file, collected over all hops.
@@ -145,7 +147,12 @@ impl Client {
             .expect("ring supports TLS 1.2 and 1.3")
             .with_root_certificates(roots)
             .with_no_client_auth();
-        Ok(Self { tls: TlsConnector::from(Arc::new(config)), limits, proxies, hub, token })
+        Ok(Self { tls: TlsConnector::from(Arc::new(config)), limits, proxies, hub, token, socket: None })
+    }
+
+    /// The same, but every connection goes to a Unix socket.
+    pub(crate) fn behind(self, socket: Option<std::path::PathBuf>) -> Self {
+        Self { socket, ..self }
     }
 
     /// GETs `url` with `extra` headers, following redirects.
@@ -244,6 +251,9 @@ impl Client {
 
     /// A connection to the server or, for plain HTTP, to a proxy: then with the login that the proxy wants, if any.
     async fn connect(&self, url: &Url) -> Result<(Box<dyn Stream>, Option<Option<String>>), HubError> {
+        if let Some(path) = &self.socket {
+            return socket(path).await.map(|stream| (stream, None)).map_err(|error| network(url, &error));
+        }
         let limit = self.limits.connect;
         let (host, port, credentials) = match self.proxies.way(url) {
             Way::Direct => (url.host(), url.port(), None),
@@ -274,6 +284,17 @@ impl Client {
         })?;
         Ok((Box::new(tls), None))
     }
+}
+
+#[cfg(unix)]
+async fn socket(path: &std::path::Path) -> std::io::Result<Box<dyn Stream>> {
+    Ok(Box::new(tokio::net::UnixStream::connect(path).await?))
+}
+
+#[cfg(not(unix))]
+#[expect(clippy::unused_async, reason = "as where there are sockets")]
+async fn socket(_: &std::path::Path) -> std::io::Result<Box<dyn Stream>> {
+    Err(std::io::ErrorKind::Unsupported.into())
 }
 
 /// Whether a host is this machine, to which nobody listens on the way.

@@ -3,6 +3,7 @@
 //! [`Source::parse`] understands what the user typed, [`pull`] brings it into a [`ModelStore`]. Nothing here knows what
 //! a model file contains: a file is a name, a size and a SHA-256.
 
+mod ask;
 mod catalog;
 mod connect;
 mod digest;
@@ -20,6 +21,7 @@ mod source;
 mod store;
 mod url;
 
+pub use ask::{Asker, Place};
 pub use catalog::{CATALOG, DEFAULT_NAME, KnownFile, Role, by_content, by_name};
 pub use connect::Proxies;
 pub use digest::Sha256;

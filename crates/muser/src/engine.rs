@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use muser_backend::Executor;
 use muser_engine::{Engine, EngineConfig, EngineHandle, PrefixSource, parallel_that_fits};
 use muser_model::Model;
 use muser_prefix::PackUse;
@@ -39,6 +40,8 @@ pub struct EngineParts<'a> {
     pub parallel: Parallel,
     /// Longest time to the next token that the reading of another prompt may cause, in ms; `None`: what suits the device.
     pub itl_target: Option<u32>,
+    /// Measure how fast a card's memory can be read, before anything is in the way.
+    pub measure_memory: bool,
     /// Everything else; what stands above, context and identity are filled in.
     pub config: EngineConfig,
 }
@@ -51,10 +54,34 @@ pub struct Started {
     pub packs: Option<PackUse>,
     /// Its node, if it has one.
     pub nodes: Option<Nodes>,
+    /// The rate of the memory that holds the weights, if it was wanted.
+    pub memory: Option<MemoryRate>,
     /// What became of the draft.
     pub draft: draft::Attached,
     /// What became of the projector.
     pub projector: projector::Attached,
+}
+
+/// How fast the memory that holds the weights can be read.
+#[derive(Clone, Copy, Debug)]
+pub enum MemoryRate {
+    /// A card's, in bytes per second; `None`: it could not be measured.
+    OfCard(Option<f64>),
+    /// The host's, which nobody has measured yet.
+    OfHost,
+}
+
+impl MemoryRate {
+    fn of(executor: &dyn Executor) -> Self {
+        match (executor.info().kv_room, executor.read_bandwidth()) {
+            (None, Ok(None)) => Self::OfHost,
+            (_, Ok(rate)) => Self::OfCard(rate),
+            (_, Err(error)) => {
+                tracing::warn!(%error, "the card's memory could not be measured");
+                Self::OfCard(None)
+            }
+        }
+    }
 }
 
 /// Starts an engine on `model`, which `source` has loaded.
@@ -70,6 +97,7 @@ pub fn start(
     // Before packs: what a block holds depends on the draft.
     let draft = draft::attach(&parts.draft.draft, source, model, executor.as_mut())?;
     let projector = projector::attach(parts.projector, source, executor.as_mut());
+    let memory = parts.measure_memory.then(|| MemoryRate::of(executor.as_ref()));
     let mut config = EngineConfig {
         context: Some(context),
         draft_length: parts.draft.draft_len,
@@ -107,7 +135,7 @@ pub fn start(
     if let Some(nodes) = &mut nodes {
         nodes.attach(&engine)?;
     }
-    Ok(Started { engine, packs, nodes, draft, projector })
+    Ok(Started { engine, packs, nodes, memory, draft, projector })
 }
 
 /// Positions of a sequence.

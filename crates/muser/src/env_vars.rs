@@ -7,6 +7,10 @@ pub const MUSER_HOME: &str = "MUSER_HOME";
 pub const MUSER_CONFIG: &str = "MUSER_CONFIG";
 /// Default for `--model`.
 pub const MUSER_MODEL: &str = "MUSER_MODEL";
+/// Default for `--url` of `muser top`.
+pub const MUSER_URL: &str = "MUSER_URL";
+/// The key that `muser top` shows to the server.
+pub const MUSER_API_KEY: &str = "MUSER_API_KEY";
 /// Log filter, such as `debug` or `muser_engine=trace`; stronger than `--verbose`.
 pub const MUSER_LOG: &str = "MUSER_LOG";
 /// Set to anything: no progress bars.
@@ -41,6 +45,8 @@ pub const TABLE: &[(&str, &str)] = &[
     (MUSER_CONFIG, "Default for `--config`; `off` reads no file"),
     (MUSER_MODEL, "Default for `--model`"),
     (MUSER_LOG, "Log filter, such as `debug` or `muser_engine=trace`; stronger than `--verbose`"),
+    (MUSER_URL, "Default for `--url` of `muser top`"),
+    (MUSER_API_KEY, "The key that `muser top` shows to the server; weaker than `--key-file`"),
     (MUSER_NO_PROGRESS, "Set to anything: no progress bars"),
     (MUSER_HUB_URL, "Default for `--hub` of `muser pull`"),
     (HF_ENDPOINT, "The same; weaker than `MUSER_HUB_URL`"),

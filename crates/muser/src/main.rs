@@ -67,6 +67,7 @@ fn main() -> ExitCode {
         Command::Convert(args) => commands::convert::run(args, &console),
         Command::Synth(args) => commands::synth::run(args, &console),
         Command::Serve(args) => commands::serve::run(args, &console),
+        Command::Top(args) => commands::top::run(args, &console),
         Command::Pull(args) => commands::pull::run(args, &console),
         Command::Models(args) => commands::models::run(args, &console),
         Command::Pack(args) => commands::pack::run(args, &console),

@@ -7,13 +7,14 @@ use std::time::Duration;
 use anyhow::Context as _;
 use muser_backend::ExecutorInfo;
 use muser_engine::{EngineHandle, PrefixSource, Sources};
-use muser_handoff::{Node, NodeConfig, Peers as _, Serving, known_names};
+use muser_handoff::{Node, NodeConfig, PeerState, Peers as _, Serving, known_names};
 use muser_model::{Draft, Model};
 use muser_node::{
     Auditor, NodeOptions, NodeSource, NodeUse, NotServing, Producer, ProducerOptions, facts as facts_of,
 };
 use muser_pack::{FingerprintCache, KeyFile};
 use muser_prefix::{identity_of, weights_root, without_draft};
+use muser_server::dashboard::NodePart;
 
 use crate::env_vars;
 use crate::output::{Console, HintExt as _, usage_error};
@@ -171,6 +172,27 @@ impl Nodes {
     /// What it says of itself.
     pub fn facts(&self) -> &muser_handoff::Facts {
         &self.facts
+    }
+
+    /// Says for the dashboard how the nodes are, whenever it is asked.
+    pub fn states(&self) -> impl Fn() -> Vec<NodePart> + Send + Sync + use<> {
+        let (node, handle) = (Arc::clone(&self.node), self.handle.clone());
+        move || {
+            let state = |peer: PeerState| {
+                let rejected = handle.as_ref().is_some_and(|handle| handle.is_rejected(&peer.peer.name));
+                NodePart {
+                    name: peer.peer.name.to_string(),
+                    connected: peer.connected,
+                    reads_for_us: !rejected && peer.hello.is_some_and(|hello| hello.serves_prefill),
+                    round_trip_s: peer.round_trip.map(|time| time.as_secs_f64()),
+                    bytes_per_s: peer.link_rate,
+                    fetching: peer.fetching,
+                    giving: peer.giving,
+                    fault: if rejected { Some("it gave other bits".to_owned()) } else { peer.last_fault },
+                }
+            };
+            node.list().into_iter().map(state).collect()
+        }
     }
 
     fn wait_for_one(&self) {

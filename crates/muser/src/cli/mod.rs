@@ -20,6 +20,7 @@ mod serve;
 mod shell;
 mod store;
 mod tools;
+mod top;
 
 use std::path::PathBuf;
 
@@ -47,6 +48,7 @@ pub use serve::ServeArgs;
 pub use shell::{CompletionsArgs, ManArgs};
 pub use store::{ModelsArgs, PullArgs};
 pub use tools::{DetokenizeArgs, DoctorArgs, InspectArgs, LogitsArgs, SynthArgs, TokenizeArgs};
+pub use top::TopArgs;
 
 use crate::env_vars;
 
@@ -109,6 +111,8 @@ pub enum Command {
     Chat(ChatArgs),
     /// Serve a model over HTTP, in the shapes of OpenAI, Anthropic, Ollama and llama-server
     Serve(ServeArgs),
+    /// Watch a server: throughput, latency, queue, memory, what caches saved
+    Top(TopArgs),
     /// Bring a model file to this machine
     Pull(PullArgs),
     /// List the model files on this machine

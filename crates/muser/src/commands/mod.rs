@@ -24,3 +24,4 @@ pub mod serve;
 pub mod shell;
 pub mod synth;
 pub mod tokenize;
+pub mod top;

@@ -47,6 +47,7 @@ pub fn serve(args: &NodeServeArgs, console: &Console) -> anyhow::Result<()> {
         nodes: NodeWish { listen: Some(args.node_listen), serves_alone: true, ..NodeWish::default() },
         parallel: args.parallel,
         itl_target: None,
+        measure_memory: false,
         config: EngineConfig {
             kv_bytes: args.kv_mib.map(|mebibytes| mebibytes << 20),
             prefill_step: STEP,
@@ -88,6 +89,7 @@ pub fn test(args: &NodeTestArgs, console: &Console) -> anyhow::Result<()> {
         nodes: NodeWish { use_of: NodeChoice::Named(vec![args.name.clone()]), ..NodeWish::default() },
         parallel: Parallel::Fixed(1),
         itl_target: None,
+        measure_memory: false,
         config: EngineConfig::default(),
     };
     let Started { engine, nodes, .. } =

@@ -7,8 +7,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use muser_bench::bandwidth::Probe;
 use muser_engine::{EngineConfig, EngineHandle, Shutdown};
+use muser_gguf::GgufFile;
+use muser_model::Geometry;
+use muser_model::cost::{Cost, CostOptions};
 use muser_prefix::PackUse;
+use muser_server::dashboard::{Bandwidth, Machine};
 use muser_server::text::TextPipeline;
 use muser_server::{
     Limits, LiveEngine, ModelFacts, Packs, Reloader, Server, ServerConfig, SharedApp, ShutdownPolicy,
@@ -17,7 +22,7 @@ use tokio::signal;
 use tokio::sync::oneshot;
 
 use crate::cli::ServeArgs;
-use crate::engine::{self, EngineParts, Started};
+use crate::engine::{self, EngineParts, MemoryRate, Started};
 use crate::model_file::{BUNDLED_NAME, ModelSource};
 use crate::nodes::{NodeWish, Nodes};
 use crate::output::{Console, HintExt as _, usage_error};
@@ -298,6 +303,7 @@ fn load(
         nodes: NodeWish { use_of: args.nodes.choice(), listen: args.node_listen, ..NodeWish::default() },
         parallel: args.parallel,
         itl_target: args.itl_target,
+        measure_memory: true,
         config: EngineConfig {
             kv_bytes: args.kv_mib.map(|mebibytes| mebibytes << 20),
             host_bytes: usize::try_from(args.kv_host_mib << 20).unwrap_or(usize::MAX),
@@ -305,7 +311,7 @@ fn load(
             ..EngineConfig::default()
         },
     };
-    let Started { engine, packs, nodes, draft, projector } =
+    let Started { engine, packs, nodes, memory, draft, projector } =
         engine::start(&model, source, parts, console).with_context(|| source.label())?;
     for reason in draft.passed_over {
         tracing::warn!("{reason}");
@@ -329,8 +335,30 @@ fn load(
             settle.flush(time)
         }));
     }
+    app.attach_machine(machine(&file, geometry, memory, args.model.threads.map(usize::from)));
+    if let Some(nodes) = &nodes {
+        app.attach_nodes(nodes.states());
+    }
     app.load(facts, text, Arc::new(LiveEngine::new(engine.clone(), device)));
     Ok(Loaded { engine, packs, nodes })
+}
+
+/// What the dashboard is told of the machine.
+fn machine(
+    file: &GgufFile,
+    geometry: &Geometry,
+    memory: Option<MemoryRate>,
+    threads: Option<usize>,
+) -> Arc<Machine> {
+    let weight_bytes = Cost::of_file(file, geometry, CostOptions::default()).streamed_bytes;
+    let bandwidth = match memory {
+        Some(MemoryRate::OfHost) => {
+            Bandwidth::WhenIdle(Box::new(move || Probe::rate_if_there_is_room(threads)))
+        }
+        Some(MemoryRate::OfCard(rate)) => Bandwidth::Known(rate),
+        None => Bandwidth::Known(None),
+    };
+    Machine::new(weight_bytes, bandwidth)
 }
 
 /// What runs until the server stops.

@@ -71,6 +71,7 @@ impl Session {
                 nodes,
                 parallel: Parallel::Fixed(1),
                 itl_target: None,
+                measure_memory: false,
                 config: EngineConfig::default(),
             };
             let engine = engine::start(&model, &source, parts, console);
@@ -78,7 +79,8 @@ impl Session {
             (text, engine)
         });
         let (tokenizer, template) = text.with_context(|| source.label())?;
-        let Started { engine, packs, nodes, draft, projector } = engine.with_context(|| source.label())?;
+        let Started { engine, packs, nodes, draft, projector, .. } =
+            engine.with_context(|| source.label())?;
         let sight = match &engine.limits().tower {
             Some(tower) => Ok(Reader::new(tower.clone(), seeing.image_max_tokens)),
             None => Err(projector

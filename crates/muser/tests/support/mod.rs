@@ -41,7 +41,15 @@ impl Home {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        for name in ["MUSER_MODEL", "MUSER_LOG", "NO_COLOR", "MUSER_CPU", "RUST_BACKTRACE"] {
+        for name in [
+            "MUSER_MODEL",
+            "MUSER_LOG",
+            "MUSER_URL",
+            "MUSER_API_KEY",
+            "NO_COLOR",
+            "MUSER_CPU",
+            "RUST_BACKTRACE",
+        ] {
             command.env_remove(name);
         }
         command

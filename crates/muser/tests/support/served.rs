@@ -47,6 +47,11 @@ impl Served {
         Self { child, address, said }
     }
 
+    /// The process.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Status and body of an answer.
     pub fn exchange(&self, method: &str, path: &str, body: &Value) -> (u16, String) {
         let body = body.to_string();
