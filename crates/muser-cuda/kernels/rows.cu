@@ -123,7 +123,9 @@ struct NormArgs {
 #else
 #define NORM_THREADS 1024
 #endif
-extern "C" __global__ void __launch_bounds__(NORM_THREADS) norm_rows(const __grid_constant__ NormArgs p) {
+// CUT: at a cut between layers the factor of the second norm goes along with the row. With a product it is written to `cut` (one a
+// row), without one it is taken from there.
+template <bool CUT> DEVICE void norm(const NormArgs& p, float* cut) {
   __shared__ float4 red[32];
   const u32 size = cluster_size();
   const int lane = threadIdx.x & 31, W = blockDim.x >> 5, D = p.hidden, blocks = D / 256;
@@ -162,10 +164,11 @@ extern "C" __global__ void __launch_bounds__(NORM_THREADS) norm_rows(const __gri
   s = make_float4(warp_sum(s.x), warp_sum(s.y), warp_sum(s.z), warp_sum(s.w));
   const float c = p.part ? inverse_rms(s.x, D, p.post_eps) : 0.f;
   const float square = __fmaf_rn(__fmul_rn(c, c), s.w, __fmaf_rn(__fmul_rn(2.f, c), s.z, s.y));
-  const float r = inverse_rms(fmaxf(square, 0.f), D, p.eps);
+  const float r = CUT && !p.part ? __ldcg(cut + row) : inverse_rms(fmaxf(square, 0.f), D, p.eps);
 #pragma unroll
   for (int i = 0; i < 8; i++) x[i] = __fmaf_rn(c, u[i], x[i]);
   if (kb >= blocks) return;
+  if (CUT && p.part && kb == 0 && lane == 0) cut[row] = r;
   if (p.best && kb == 0 && lane == 0) p.best[out] = 0;
   if (p.part && !p.rows) {
     *(float4*)h = make_float4(x[0], x[1], x[2], x[3]);
@@ -180,6 +183,13 @@ extern "C" __global__ void __launch_bounds__(NORM_THREADS) norm_rows(const __gri
   }
   quantise_block(x, out, kb, lane, p.act);
 }
+extern "C" __global__ void __launch_bounds__(NORM_THREADS) norm_rows(const __grid_constant__ NormArgs p) { norm<false>(p, nullptr); }
+
+struct NormCutArgs {
+  NormArgs norm;
+  float* cut;  // [n]
+};
+extern "C" __global__ void __launch_bounds__(NORM_THREADS) norm_cut(const __grid_constant__ NormCutArgs p) { norm<true>(p.norm, p.cut); }
 
 struct SiluArgs {
   const float* part;  // [segments][n][2 * ffn]: gate, up

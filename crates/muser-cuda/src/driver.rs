@@ -398,6 +398,22 @@ impl Stream {
         })
     }
 
+    /// Starts copying the first `count` values to another place on the device.
+    pub(crate) fn copy<T: Plain>(
+        &self,
+        from: &Buffer<T>,
+        to: &Buffer<T>,
+        to_at: usize,
+        count: usize,
+    ) -> Result<(), CudaError> {
+        let inside = count <= from.len && to_at <= to.len && count <= to.len - to_at;
+        assert!(inside, "a copy stays inside its buffers");
+        // SAFETY: ranges checked; both buffers live until the stream has been waited for.
+        check("cuMemcpyDtoDAsync", unsafe {
+            sys::cuMemcpyDtoDAsync_v2(to.at(to_at), from.at(0), count * size_of::<T>(), self.queue.stream)
+        })
+    }
+
     /// Launches a kernel.
     pub(crate) fn launch<A: KernelArgs>(
         &self,

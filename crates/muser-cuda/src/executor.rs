@@ -13,8 +13,8 @@ use std::sync::Arc;
 use muser_backend::arith;
 use muser_backend::arith::attention::{Digits, MAX_LOG2_SCORE, score_bound};
 use muser_backend::{
-    DraftBatch, DraftExecutor, ExecError, Executor, ExecutorInfo, KvCapacity, KvType, LentBlock, RowWants,
-    StepBatch, StepOutput, numeric_route,
+    Crossing, DraftBatch, DraftExecutor, ExecError, Executor, ExecutorInfo, KvCapacity, KvType, LayerRange,
+    LentBlock, RowWants, StepBatch, StepOutput, numeric_route, only_a_part,
 };
 use muser_gguf::GgmlType;
 use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
@@ -22,6 +22,7 @@ use muser_model::{Draft, Geometry, Matrix, Model};
 
 mod blocks;
 mod drafting;
+mod part;
 mod pictures;
 
 use crate::CudaError;
@@ -36,6 +37,7 @@ use crate::loaded::Kernels;
 use crate::matrix::{FEW_ROWS, Prefill, Product, ProductKernels};
 use crate::selftest::{self, Card};
 use crate::step_data::{AttentionLimits, StepData, StepShape};
+use crate::taps::Taps;
 use crate::tower::Tower;
 use crate::weights::{LayerOnDevice, Weights};
 
@@ -91,6 +93,9 @@ pub struct CudaExecutor {
     model: Model,
     geometry: Geometry,
     limits: AttentionLimits,
+    /// The layers of the model that are here.
+    range: LayerRange,
+    taps: Taps,
     options: CudaOptions,
     /// Of K and V, as `options.kv` says.
     digits: Digits,
@@ -104,6 +109,11 @@ const RESERVED_PART: u64 = 50;
 impl CudaExecutor {
     /// Loads `model` onto a card: compiles the kernels (once per machine), copies and repacks the weights.
     pub fn new(model: &Model, options: CudaOptions) -> Result<Self, CudaError> {
+        Self::part(model, LayerRange::whole(model.geometry.layers()), options)
+    }
+
+    /// The same of some layers of `model`.
+    pub fn part(model: &Model, range: LayerRange, options: CudaOptions) -> Result<Self, CudaError> {
         let digits = digits_of(options.kv)?;
         let context = Context::open(options.device)?;
         let geometry = model.geometry.clone();
@@ -118,7 +128,7 @@ impl CudaExecutor {
             let compared = selftest::at_start(&card, &weight_types(model), options.prefill, digits)?.compared;
             tracing::debug!(compared, seconds = start.elapsed().as_secs_f64(), "kernels are right");
         }
-        let weights = Weights::load(&context, model, &kernels.repack()?)?;
+        let weights = Weights::load(&context, model, range, &kernels.repack()?)?;
         products.set_prefill(options.prefill);
         products.reserve(&context, weights.layers.iter().flat_map(LayerOnDevice::products))?;
         let options = CudaOptions { max_rows: options.max_rows.max(FEW_ROWS), ..options };
@@ -132,6 +142,7 @@ impl CudaExecutor {
         let rows = RowKernels {
             embed: kernels.get("embed_rows")?,
             norm: kernels.get("norm_rows")?,
+            norm_cut: kernels.get("norm_cut")?,
             silu: kernels.get("silu_rows")?,
             logits: kernels.get("logit_rows")?,
             select: kernels.get("top_select")?,
@@ -145,12 +156,13 @@ impl CudaExecutor {
             gate: kernels.get("digits_gate")?,
             transpose: kernels.get("kv_transpose")?,
         };
-        let scratch = scratch(&context, &geometry, &weights, &options, limits)?;
+        let scratch = scratch(&context, &geometry, &weights, range, &options, limits)?;
         let table = angles(geometry.rope_theta, geometry.head_dim, geometry.context);
         let angles = Buffer::from_slice(&context, &table, "rotation angles")?;
         let select = SelectShape::of(geometry.vocab);
         let empty = || KvPool::empty(&context);
-        let info = info(&context, model, &options, digits);
+        let info = info(&context, model, range, &options, digits);
+        let top_rows = if range.has_output() { TOP_ROWS } else { 0 };
         let mut executor = Self {
             graphs: HashMap::new(),
             drafter: None,
@@ -161,8 +173,8 @@ impl CudaExecutor {
             sliding: empty()?,
             staging: Buffer::new(&context, 0, "a KV block on its way")?,
             scratch,
-            logits_on_host: Pinned::zeroed(&context, TOP_ROWS * geometry.vocab)?,
-            hidden_on_host: Pinned::zeroed(&context, TOP_ROWS * geometry.hidden)?,
+            logits_on_host: Pinned::zeroed(&context, (top_rows * geometry.vocab).max(1))?,
+            hidden_on_host: Pinned::zeroed(&context, (top_rows * geometry.hidden).max(1))?,
             best_on_host: Pinned::zeroed(&context, TOP_ROWS)?,
             sorted_on_host: Pinned::zeroed(&context, TOP_ROWS * select.most)?,
             angles,
@@ -175,6 +187,8 @@ impl CudaExecutor {
             model: model.clone(),
             geometry,
             limits,
+            range,
+            taps: Taps::default(),
             options,
             digits,
             info,
@@ -213,18 +227,26 @@ impl CudaExecutor {
         Ok(best)
     }
 
-    fn run(&mut self, batch: &StepBatch, out: &mut StepOutput) -> Result<(), CudaError> {
+    fn run(
+        &mut self,
+        batch: &StepBatch,
+        crossing: &mut Crossing,
+        out: &mut StepOutput,
+    ) -> Result<(), CudaError> {
         self.context.bind()?;
         let _settle = self.stream.settle_at_end();
         let small = batch.rows().len() <= FEW_ROWS;
         self.make_room(batch, small)?;
         let data = if small { &mut self.small } else { &mut self.large };
         let shape = data.fill(batch, &self.geometry, self.limits);
-        if !batch.embeddings().is_empty() {
+        if !batch.embeddings().is_empty() && self.range.has_embedding() {
             self.scratch.embeddings.write(0, batch.embeddings())?;
         }
         let data = if small { &self.small } else { &self.large };
         data.upload(&self.stream)?;
+        if !self.range.has_embedding() {
+            self.take_over(data, shape, crossing)?;
+        }
         if small && self.options.graphs {
             if !self.graphs.contains_key(&shape) {
                 let graph = self.stream.capture(|| self.walk(data, shape).small_step())?;
@@ -236,7 +258,11 @@ impl CudaExecutor {
         } else {
             self.walk(data, shape).layers()?;
         }
-        self.collect(batch, shape, small, out)
+        if self.range.has_output() {
+            self.collect(batch, shape, small, out)
+        } else {
+            self.hand_over(shape, crossing)
+        }
     }
 
     /// Brings what is wanted of the rows to the host, and nothing else.
@@ -330,10 +356,39 @@ impl CudaExecutor {
             digits: self.digits,
             data,
             shape,
+            range: self.range,
+            taps: &self.taps,
             tuning: Tuning::of(self.context.arch),
             arch: self.context.arch,
             multiprocessors: self.context.multiprocessors,
         }
+    }
+
+    fn check_batch(&self, batch: &StepBatch) -> Result<(), ExecError> {
+        let capacity = KvCapacity { full: self.full.blocks, sliding: self.sliding.blocks };
+        batch.validate(&self.geometry, capacity, self.options.max_rows)?;
+        if batch.embeddings().len() > self.scratch.embeddings.len() {
+            return Err(ExecError::InvalidBatch("more embedding rows than rows".to_owned()));
+        }
+        let most = self.most_candidates();
+        if let Some(row) = batch.rows().iter().find(|row| usize::from(row.wants.candidates) > most) {
+            let asked = row.wants.candidates;
+            return Err(ExecError::InvalidBatch(format!(
+                "{asked} of the largest logits, the most is {most}"
+            )));
+        }
+        Ok(())
+    }
+
+    /// A step that was checked.
+    fn compute(
+        &mut self,
+        batch: &StepBatch,
+        crossing: &mut Crossing,
+        out: &mut StepOutput,
+    ) -> Result<(), ExecError> {
+        self.drafter.iter_mut().for_each(|drafter| drafter.rows.note_step(batch));
+        self.run(batch, crossing, out).map_err(|e| self.fail(e))
     }
 
     fn pool(&self, group: KvGroup) -> &KvPool {
@@ -352,7 +407,7 @@ impl ForwardPass<'_> {
     /// A whole step of few rows.
     fn small_step(&self) -> Result<(), CudaError> {
         self.layers()?;
-        if self.shape.top > 0 {
+        if self.shape.top > 0 && self.range.has_output() {
             self.top(0, self.shape.top)?;
         }
         Ok(())
@@ -397,20 +452,11 @@ impl Executor for CudaExecutor {
     }
 
     fn step(&mut self, batch: &StepBatch, out: &mut StepOutput) -> Result<(), ExecError> {
-        let capacity = KvCapacity { full: self.full.blocks, sliding: self.sliding.blocks };
-        batch.validate(&self.geometry, capacity, self.options.max_rows)?;
-        if batch.embeddings().len() > self.scratch.embeddings.len() {
-            return Err(ExecError::InvalidBatch("more embedding rows than rows".to_owned()));
+        self.check_batch(batch)?;
+        if !self.range.is_whole() {
+            return Err(only_a_part(self.range));
         }
-        let most = self.most_candidates();
-        if let Some(row) = batch.rows().iter().find(|row| usize::from(row.wants.candidates) > most) {
-            let asked = row.wants.candidates;
-            return Err(ExecError::InvalidBatch(format!(
-                "{asked} of the largest logits, the most is {most}"
-            )));
-        }
-        self.drafter.iter_mut().for_each(|drafter| drafter.rows.note_step(batch));
-        self.run(batch, out).map_err(|e| self.fail(e))
+        self.compute(batch, &mut Crossing::default(), out)
     }
 
     fn most_candidates(&self) -> usize {
@@ -499,10 +545,16 @@ fn digits_of(kv: KvType) -> Result<Digits, CudaError> {
     })
 }
 
-fn info(context: &Context, model: &Model, options: &CudaOptions, digits: Digits) -> ExecutorInfo {
+fn info(
+    context: &Context,
+    model: &Model,
+    range: LayerRange,
+    options: &CudaOptions,
+    digits: Digits,
+) -> ExecutorInfo {
     let geometry = &model.geometry;
     let block_bytes = |sliding: bool| {
-        let layers = geometry.sliding.iter().filter(|s| **s == sliding).count();
+        let layers = geometry.sliding[range.layers()].iter().filter(|s| **s == sliding).count();
         layers * layer_bytes(digits, geometry.kv_heads)
     };
     let arch = context.arch;
@@ -591,6 +643,7 @@ fn scratch(
     context: &Arc<Context>,
     g: &Geometry,
     weights: &Weights,
+    range: LayerRange,
     options: &CudaOptions,
     limits: AttentionLimits,
 ) -> Result<Scratch, CudaError> {
@@ -604,17 +657,20 @@ fn scratch(
     let from_hidden = [of(&|l| &l.attn_in), of(&|l| &l.ffn_in)].concat();
     let parts = limits.split_parts + max_rows * g.kv_heads;
     let select = SelectShape::of(g.vocab);
+    // A part before a cut has no top.
+    let top_rows = if range.has_output() { TOP_ROWS } else { 0 };
     Ok(Scratch {
+        cut: f32s(max_rows, "factors at a cut")?,
         h: f32s(max_rows * g.hidden, "the residual stream")?,
         attn_in: f32s(longest(&of(&|l| &l.attn_in), max_rows), "attention projections")?,
         projected: f32s(longest(&projections, max_rows), "output projections")?,
         ffn_in: f32s(longest(&of(&|l| &l.ffn_in), max_rows), "FFN projections")?,
         top: f32s(weights.output.output_len(TOP_ROWS), "the vocabulary projection")?,
-        logits: f32s(TOP_ROWS * g.vocab, "logits")?,
+        logits: f32s(top_rows * g.vocab, "logits")?,
         best: Buffer::new(context, TOP_ROWS, "the largest logits")?,
         chosen: Buffer::new(context, TOP_ROWS * select.chunks * select.most, "the largest logits")?,
         sorted: Buffer::new(context, TOP_ROWS * select.most, "the largest logits")?,
-        hidden: f32s(TOP_ROWS * g.hidden, "hidden states")?,
+        hidden: f32s(top_rows * g.hidden, "hidden states")?,
         q: Buffer::new(context, max_rows * g.q_width() * 2, "queries")?,
         q_factors: f32s(max_rows * g.heads, "queries")?,
         part_o: f32s(parts * PART_VALUES, "attention sums")?,

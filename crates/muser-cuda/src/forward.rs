@@ -1,6 +1,7 @@
 //! The walk through the layers: which kernel runs on which buffers, in order. Everything that is launched here can be
 //! recorded into a graph: no allocation, no host work that depends on results.
 
+use muser_backend::LayerRange;
 use muser_backend::arith::attention::{Digits, score_factor};
 use muser_backend::kv_layout::HeadLayout;
 use muser_kv::KvGroup;
@@ -9,11 +10,12 @@ use muser_model::Geometry;
 use crate::CudaError;
 use crate::driver::{Buffer, Function, Launch, Stream};
 use crate::kernels::{
-    Act, COMBINE_RING_BYTES, CombineArgs, DigitArgs, EmbedArgs, LogitArgs, NormArgs, RopeArgs, SelectArgs,
-    SiluArgs, Tuning,
+    Act, COMBINE_RING_BYTES, CombineArgs, DigitArgs, EmbedArgs, LogitArgs, NormArgs, NormCutArgs, RopeArgs,
+    SelectArgs, SiluArgs, Tuning,
 };
 use crate::matrix::{Product, ProductKernels};
 use crate::step_data::{StepData, StepShape};
+use crate::taps::Taps;
 use crate::weights::Weights;
 
 /// Most rows whose logits are computed at a time.
@@ -29,6 +31,8 @@ const NORM_CLUSTER: u32 = 4;
 pub(crate) struct RowKernels {
     pub(crate) embed: Function,
     pub(crate) norm: Function,
+    /// The same at a cut between layers.
+    pub(crate) norm_cut: Function,
     pub(crate) silu: Function,
     pub(crate) logits: Function,
     pub(crate) select: Function,
@@ -82,6 +86,8 @@ pub(crate) fn gate_launch(width: usize, rows: usize) -> Launch {
 pub(crate) struct Scratch {
     /// Residual stream `[rows][hidden]`.
     pub(crate) h: Buffer<f32>,
+    /// At a cut, `[rows]`: factors of the norm behind it.
+    pub(crate) cut: Buffer<f32>,
     /// Output of q, k, gate, v.
     pub(crate) attn_in: Buffer<f32>,
     /// Output of the attention and down projections.
@@ -250,24 +256,37 @@ pub(crate) struct ForwardPass<'a> {
     pub(crate) digits: Digits,
     pub(crate) data: &'a StepData,
     pub(crate) shape: StepShape,
+    /// The layers of the model that are here.
+    pub(crate) range: LayerRange,
+    pub(crate) taps: &'a Taps,
     pub(crate) tuning: Tuning,
     pub(crate) arch: u32,
     pub(crate) multiprocessors: u32,
 }
 
 impl ForwardPass<'_> {
-    /// Embedding and all layers. What is left is [`Self::top`].
+    /// Embedding, unless the rows came over a cut, and all layers. What is left is [`Self::top`], unless they go over a cut.
     pub(crate) fn layers(&self) -> Result<(), CudaError> {
         let StepShape { n, .. } = self.shape;
         let s = self.scratch;
-        self.embed()?;
+        if self.range.has_embedding() {
+            self.embed()?;
+        }
         let mut before: Option<(u64, &Product)> = None;
         let mut in_group = [0usize; 2];
-        for (index, layer) in self.weights.layers.iter().enumerate() {
+        for (index, layer) in self.range.layers().zip(&self.weights.layers) {
             let attn_act = self.products.input(&layer.attn_in, s.act_hidden.act, n);
-            self.norm(before, layer.attn_norm, attn_act, None)?;
+            match before {
+                None if !self.range.has_embedding() => self.norm_cut(None, layer.attn_norm, attn_act)?,
+                before => self.norm(before, layer.attn_norm, attn_act, None)?,
+            }
             if let Some(draft) = self.draft.filter(|_| self.shape.context) {
                 draft.tap(self, index)?;
+            }
+            if let Some((features, at)) =
+                self.taps.place(index, self.geometry.hidden).filter(|_| self.shape.context)
+            {
+                self.stream.copy(&s.h, features, at, n * self.geometry.hidden)?;
             }
             self.products.multiply(self.stream, &layer.attn_in, attn_act, s.attn_in.at(0), n)?;
 
@@ -285,6 +304,11 @@ impl ForwardPass<'_> {
             self.silu(&layer.ffn_in, down_act)?;
             self.products.multiply(self.stream, &layer.ffn_down, down_act, s.projected.at(0), n)?;
             before = Some((layer.post_ffw_norm, &layer.ffn_down));
+        }
+        if let (false, Some(layer)) = (self.range.has_output(), self.weights.layers.last()) {
+            // What the norm makes of the rows serves nobody.
+            let act = self.products.input(&layer.attn_in, s.act_hidden.act, n);
+            self.norm_cut(before, layer.attn_norm, act)?;
         }
         self.draft.map_or(Ok(()), |draft| draft.extend(self))
     }
@@ -354,8 +378,30 @@ impl ForwardPass<'_> {
         act: Act,
         top: Option<(usize, usize)>,
     ) -> Result<(), CudaError> {
+        let rows = top.map_or(self.shape.n, |(_, count)| count);
+        let args = self.norm_args(before, w, act, top);
+        self.stream.launch(&self.rows.norm, norm_launch(self.arch, self.geometry.hidden, rows), &args)
+    }
+
+    /// The same for all rows at a cut: after the product `before` the factors of the next norm are kept, without one they are there.
+    fn norm_cut(&self, before: Option<(u64, &Product)>, w: u64, act: Act) -> Result<(), CudaError> {
+        let norm = self.norm_args(before, w, act, None);
+        let args = NormCutArgs { norm, cut: self.scratch.cut.at(0) };
+        let shape = norm_launch(self.arch, self.geometry.hidden, self.shape.n);
+        // As the embedding: nothing runs before the step's data has arrived.
+        let overlap = shape.overlap && before.is_some();
+        self.stream.launch(&self.rows.norm_cut, Launch { overlap, ..shape }, &args)
+    }
+
+    fn norm_args(
+        &self,
+        before: Option<(u64, &Product)>,
+        w: u64,
+        act: Act,
+        top: Option<(usize, usize)>,
+    ) -> NormArgs {
         let (s, g, n) = (self.scratch, self.geometry, self.shape.n);
-        let args = NormArgs {
+        NormArgs {
             part: before.map_or(0, |_| s.projected.at(0)),
             factors: before.map_or(0, |(_, product)| product.factors()),
             h: s.h.at(0),
@@ -370,9 +416,7 @@ impl ForwardPass<'_> {
             hidden: g.hidden as u32,
             eps: g.rms_eps,
             post_eps: g.post_norm_eps,
-        };
-        let rows = top.map_or(n, |(_, count)| count);
-        self.stream.launch(&self.rows.norm, norm_launch(self.arch, g.hidden, rows), &args)
+        }
     }
 
     fn attention(

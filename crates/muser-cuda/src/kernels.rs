@@ -174,6 +174,7 @@ pub const FILES: [KernelFile; 16] = [
         kernels: &[
             "embed_rows",
             "norm_rows",
+            "norm_cut",
             "silu_rows",
             "rope_digits_1",
             "rope_digits_2",
@@ -400,6 +401,8 @@ args! {
         part: u64, factors: u64, h: u64, post: u64, w: u64, rows: u64, y: u64, best: u64, act: Act, segments: u32, n: u32, hidden: u32, eps: f32,
         post_eps: f32,
     }
+    /// `norm_cut`
+    NormCutArgs { norm: NormArgs, cut: u64 }
     /// `silu_rows`
     SiluArgs { part: u64, factors: u64, act: Act, segments: u32, n: u32, ffn: u32 }
     /// `rope_digits_*`

@@ -21,6 +21,7 @@ mod matrix;
 pub mod nvrtc;
 pub mod selftest;
 mod step_data;
+mod taps;
 mod tower;
 mod weights;
 

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
+use muser_backend::LayerRange;
 use muser_backend::arith::MatrixRole;
 use muser_gguf::GgmlType;
 use muser_model::{Matrix, Model};
@@ -45,11 +46,13 @@ impl LayerOnDevice {
     }
 }
 
-/// All weights of a model.
+/// Weights of a range of a model's layers.
 pub(crate) struct Weights {
     pub(crate) layers: Vec<LayerOnDevice>,
+    /// Without rows where the range does not end with the last layer.
     pub(crate) output: Product,
     pub(crate) output_norm: u64,
+    /// Empty where the range does not begin with the first layer, unless there is a draft.
     pub(crate) embedding: Buffer<u8>,
     pub(crate) embedding_type: GgmlType,
     pub(crate) embedding_row_bytes: usize,
@@ -74,20 +77,33 @@ impl Weights {
     }
 
     /// Copies and repacks; `repack[tile]` are the kernels.
-    pub(crate) fn load(context: &Arc<Context>, model: &Model, repack: &Repack) -> Result<Self, CudaError> {
-        with_fallback(|unfit| Self::load_with(context, model, repack, unfit))
+    pub(crate) fn load(
+        context: &Arc<Context>,
+        model: &Model,
+        range: LayerRange,
+        repack: &Repack,
+    ) -> Result<Self, CudaError> {
+        with_fallback(|unfit| Self::load_with(context, model, range, repack, unfit))
+    }
+
+    /// Copies the embedding table for a draft behind a cut.
+    pub(crate) fn load_table(&mut self, context: &Arc<Context>, model: &Model) -> Result<(), CudaError> {
+        let table = model.token_embd.bytes();
+        self.embedding = Buffer::<u8>::from_slice(context, table, "the embedding table")?;
+        Ok(())
     }
 
     fn load_with(
         context: &Arc<Context>,
         model: &Model,
+        range: LayerRange,
         repack: &Repack,
         without_tile: &Unfit,
     ) -> Result<(Self, Unfit), CudaError> {
         let geometry = &model.geometry;
         let mut plan = Plan::new(without_tile);
-        let mut layers = Vec::with_capacity(geometry.layers());
-        for layer in &model.layers {
+        let mut layers = Vec::with_capacity(range.count());
+        for layer in &model.layers[range.layers()] {
             let attention = [&layer.attn_q, &layer.attn_k, &layer.attn_gate, &layer.attn_v];
             let hidden = geometry.hidden;
             layers.push(LayerOnDevice {
@@ -103,7 +119,8 @@ impl Weights {
                 post_ffw_norm: plan.norm(&layer.post_ffw_norm),
             });
         }
-        let mut output = plan.product(MatrixRole::Output, geometry.hidden, &[&model.output])?;
+        let of_output = if range.has_output() { vec![&model.output] } else { Vec::new() };
+        let mut output = plan.product(MatrixRole::Output, geometry.hidden, &of_output)?;
         let output_norm = plan.norm(&model.output_norm);
         layers.iter_mut().flat_map(LayerOnDevice::products_mut).for_each(|product| plan.factors(product));
         plan.factors(&mut output);
@@ -114,8 +131,9 @@ impl Weights {
         }
         let tiles = Buffer::<u8>::new(context, plan.bytes, "the weights")?;
         let norms = Buffer::from_slice(context, &plan.norms, "the norm weights")?;
-        let embedding = Buffer::<u8>::new(context, table.bytes().len(), "the embedding table")?;
-        let unfit = upload(context, &plan.jobs, &tiles, repack, Some((table.bytes(), &embedding)))?;
+        let bytes = if range.has_embedding() { table.bytes() } else { &[] };
+        let embedding = Buffer::<u8>::new(context, bytes.len(), "the embedding table")?;
+        let unfit = upload(context, &plan.jobs, &tiles, repack, Some((bytes, &embedding)))?;
 
         // Until now addresses were offsets.
         let norm = |offset: &mut u64| *offset = norms.at(*offset as usize);

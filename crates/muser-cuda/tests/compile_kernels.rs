@@ -13,7 +13,7 @@ use muser_cuda::nvrtc;
 /// Kernels that spill a little, by architecture: where 512 threads leave 128 registers to two accumulators of 32 rows x
 /// 32 tokens, where a row of up to 32 warps leaves 64, and where a warp that fetches for others has few. What spills are addresses,
 /// outside the inner loop.
-const KNOWN_SPILLS: [(&str, &[u32]); 31] = [
+const KNOWN_SPILLS: [(&str, &[u32]); 32] = [
     ("many_f32", &[80]),
     ("many_f16", &[80]),
     ("many_bf16", &[80]),
@@ -29,6 +29,7 @@ const KNOWN_SPILLS: [(&str, &[u32]); 31] = [
     ("few_nv4_16", &[80, 120]),
     ("few_q6k_16", &[120]),
     ("norm_rows", &[80, 86, 89, 90, 100, 120]),
+    ("norm_cut", &[80, 86, 89, 90, 100, 120]),
     ("embed_rows", &[80, 90]),
     ("any_super_1", &[80, 86, 89, 90, 100, 120]),
     ("any_super_8", &[80, 86, 89, 90, 100, 120]),

@@ -52,6 +52,8 @@ pub struct SplitExecutor {
     pace: Pace,
     cuts: Vec<std::ops::Range<usize>>,
     pipeline: Option<Pipeline>,
+    /// Bytes for blocks in host memory, where some parts have blocks there and others elsewhere.
+    host_room: Option<u64>,
 }
 
 impl SplitExecutor {
@@ -86,9 +88,18 @@ impl SplitExecutor {
             pace: Pace::new(grouping),
             cuts: Vec::new(),
             pipeline: None,
+            host_room: None,
         };
         executor.gather();
         Ok(executor)
+    }
+
+    /// Parts with blocks in host memory have so much for them all together; it counts where other parts have a limit, too.
+    #[must_use]
+    pub fn with_host_room(mut self, bytes: Option<u64>) -> Self {
+        self.host_room = bytes;
+        self.gather();
+        self
     }
 
     /// The layers of each part.
@@ -116,7 +127,7 @@ impl SplitExecutor {
             full_block_bytes: self.sizes[0].iter().sum(),
             sliding_block_bytes: self.sizes[1].iter().sum(),
             max_rows: infos.iter().map(|info| info.max_rows).min().unwrap_or(1),
-            kv_room: room(&infos),
+            kv_room: room(&infos, self.host_room),
             ..last.clone()
         };
     }
@@ -183,17 +194,21 @@ fn check(parts: &[Box<dyn PartExecutor>], model: &Model) -> Result<(), ExecError
 }
 
 /// What the parts have left for blocks of the whole model, whatever of both groups is taken: the part runs out first that has the
-/// least room for its share.
-fn room(infos: &[ExecutorInfo]) -> Option<u64> {
-    let sum = |group| infos.iter().map(|info| info.block_bytes(group)).sum::<usize>().max(1) as f64;
-    let (full, sliding) = (sum(KvGroup::Full), sum(KvGroup::Sliding));
-    let of = |info: &ExecutorInfo| {
-        let room = info.kv_room?;
-        let share =
-            (info.full_block_bytes as f64 / full).max(info.sliding_block_bytes as f64 / sliding).max(1e-9);
-        Some((room as f64 / share) as u64)
+/// least room for its share. Parts with blocks in host memory have `host` together.
+fn room(infos: &[ExecutorInfo], host: Option<u64>) -> Option<u64> {
+    let sum = |infos: &[&ExecutorInfo], group| -> usize {
+        infos.iter().map(|info| info.block_bytes(group)).sum::<usize>()
     };
-    infos.iter().filter_map(of).min()
+    let all: Vec<&ExecutorInfo> = infos.iter().collect();
+    let of = |infos: &[&ExecutorInfo], room: u64| {
+        let share = |group| sum(infos, group) as f64 / sum(&all, group).max(1) as f64;
+        (room as f64 / share(KvGroup::Full).max(share(KvGroup::Sliding)).max(1e-9)) as u64
+    };
+    let (own, on_host): (Vec<&ExecutorInfo>, Vec<&ExecutorInfo>) =
+        infos.iter().partition(|info| info.kv_room.is_some());
+    let least = own.iter().filter_map(|info| info.kv_room.map(|room| of(&[info], room))).min()?;
+    let host = host.filter(|_| !on_host.is_empty()).map(|room| of(&on_host, room));
+    Some(host.map_or(least, |host| least.min(host)))
 }
 
 impl Executor for SplitExecutor {
@@ -282,5 +297,43 @@ impl Executor for SplitExecutor {
         let loans: Option<Vec<_>> =
             self.parts.iter().map(|part| part.lock().lend_block(group, block)).collect();
         Some(Box::new(SplitLoan::new(loans?)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use muser_backend::KvType;
+
+    use super::*;
+
+    fn info(full: usize, sliding: usize, kv_room: Option<u64>) -> ExecutorInfo {
+        ExecutorInfo {
+            backend: "test",
+            device: String::new(),
+            route: String::new(),
+            kv_type: KvType::Int16,
+            full_block_bytes: full,
+            sliding_block_bytes: sliding,
+            max_rows: 1,
+            vocab: 1,
+            hidden: 1,
+            draft: None,
+            kv_room,
+        }
+    }
+
+    #[test]
+    fn whatever_blocks_are_taken_no_part_gets_more_than_it_has_room_for() {
+        let host = info(10, 30, None);
+        assert_eq!(room(&[host.clone(), host.clone()], Some(5)), None, "the engine's own budget");
+        let card = info(30, 10, Some(3000));
+        // Three quarters of the full blocks are the card's, three quarters of the sliding ones the host's.
+        assert_eq!(room(&[host.clone(), card.clone()], None), Some(4000));
+        assert_eq!(room(&[host.clone(), card.clone()], Some(600)), Some(800));
+        assert_eq!(
+            room(&[host, card, info(0, 0, Some(7))], Some(1 << 40)),
+            Some(4000),
+            "no layers, no share"
+        );
     }
 }

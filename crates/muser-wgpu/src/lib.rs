@@ -20,6 +20,7 @@ mod program;
 mod scratch;
 mod selftest;
 mod step_data;
+mod taps;
 mod text;
 #[cfg(test)]
 mod translate;

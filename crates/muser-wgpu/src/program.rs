@@ -1,5 +1,6 @@
 //! What a step runs: every call of every layer, made once for the memory that it names.
 
+use muser_backend::LayerRange;
 use muser_backend::arith::attention::{Digits, hadamard_factor, score_factor};
 use muser_model::Geometry;
 
@@ -69,6 +70,8 @@ pub(crate) struct BlockParts<'a> {
     pub(crate) heads: Heads,
     /// Norms before attention and before the feed-forward part.
     pub(crate) norms: [Norm<'a>; 2],
+    /// The factors of the first one are there: they came over a cut with the rows.
+    pub(crate) has_factors: bool,
     pub(crate) inputs: &'a [Multiply<'a>],
     pub(crate) query: Store<'a>,
     /// K and V go there, from there.
@@ -82,7 +85,7 @@ pub(crate) struct BlockParts<'a> {
 
 /// Calls of a layer, of a model or of a draft.
 pub(crate) struct Block {
-    before: [Call; 2],
+    before: Vec<Call>,
     inputs: Vec<Product>,
     attention: Vec<Call>,
     output: Product,
@@ -118,8 +121,9 @@ impl Block {
         }
         attention.extend(attend(maker, b.step, b.heads, b.attend)?);
         let [gate, up, down] = b.ffn;
+        let [sums, apply] = norm(maker, b.norms[0])?;
         Ok(Self {
-            before: norm(maker, b.norms[0])?,
+            before: if b.has_factors { vec![apply] } else { vec![sums, apply] },
             inputs: b.inputs.iter().map(|one| product(maker, *one)).collect::<Result<_, _>>()?,
             attention,
             output: product(maker, b.output)?,
@@ -153,10 +157,18 @@ impl Block {
 
 /// All calls of a step.
 pub(crate) struct Program {
+    /// None behind a cut.
     embed: Vec<Call>,
     layers: Vec<(Block, bool)>,
-    /// Norm, vocabulary matrix, logits of top rows.
-    top: Vec<Call>,
+    /// With the last layer.
+    top: Option<Top>,
+    /// Before a cut: brings the residual stream up to date, and the factors of its next norm.
+    cut: Option<[Call; 2]>,
+}
+
+/// Norm, vocabulary matrix, logits of top rows.
+struct Top {
+    norm: [Call; 2],
     output: Product,
     logits: Vec<Call>,
 }
@@ -170,6 +182,8 @@ pub(crate) struct Parts<'a> {
     pub(crate) step: &'a StepData,
     pub(crate) kv: &'a [Buffer],
     pub(crate) digits: Digits,
+    /// The layers of the model that are here.
+    pub(crate) range: LayerRange,
 }
 
 /// Parameters of a norm.
@@ -418,7 +432,7 @@ pub(crate) fn silu(
 }
 
 /// Logits of top rows from the product in `scratch.top`, and the best of each.
-pub(crate) fn logits(maker: &mut Maker<'_>, p: Parts<'_>) -> Result<Vec<Call>, WgpuError> {
+pub(crate) fn logits(maker: &mut Maker<'_>, p: Parts<'_>, output: &Weight) -> Result<Vec<Call>, WgpuError> {
     let (g, s) = (p.geometry, p.scratch);
     let groups = g.vocab.div_ceil(256) as u32;
     let source = Source::new(
@@ -428,7 +442,7 @@ pub(crate) fn logits(maker: &mut Maker<'_>, p: Parts<'_>) -> Result<Vec<Call>, W
     );
     let words = [
         g.vocab as u32,
-        output_segments(maker, &p.weights.output),
+        output_segments(maker, output),
         TOP_AT,
         groups,
         g.logit_scale.to_bits(),
@@ -445,36 +459,45 @@ pub(crate) fn logits(maker: &mut Maker<'_>, p: Parts<'_>) -> Result<Vec<Call>, W
 impl Program {
     pub(crate) fn new(maker: &mut Maker<'_>, p: Parts<'_>) -> Result<Self, WgpuError> {
         let (g, w, s, step) = (p.geometry, p.weights, p.scratch, &p.step.device);
-        let mut embedding = embed(maker, &w.embedding, step, &s.embeddings, &s.h)?;
-        embedding.extend(Self::embedding_norm(maker, p)?);
+        let mut embedding = Vec::new();
+        if let Some(table) = w.embedding.as_ref().filter(|_| p.range.has_embedding()) {
+            embedding = embed(maker, table, step, &s.embeddings, &s.h)?;
+            embedding.extend(Self::embedding_norm(maker, p)?);
+        }
         let mut layers = Vec::with_capacity(w.layers.len());
         for index in 0..w.layers.len() {
             layers.push(Self::layer(maker, p, index)?);
         }
-        let last = w.layers.last().map_or((Mode::Plain, &s.nothing), |l| (Mode::Residual, &l.post_ffw_norm));
-        let top_norm = Norm {
-            mode: last.0,
+        let Some(last) = w.layers.last() else {
+            return Err(WgpuError::Unsupported("a model without layers".to_owned()));
+        };
+        let behind = Norm {
+            mode: Mode::Residual,
             width: g.hidden,
             h: &s.h,
             o: &s.projected,
-            post: last.1,
+            post: &last.post_ffw_norm,
             weight: &w.output_norm,
             to: &s.act_top,
-            segments: w.layers.last().map_or(1, |l| output_segments(maker, &l.ffn_down)),
+            segments: output_segments(maker, &last.ffn_down),
             top: Some((p.step.top_at(), &s.hidden)),
             eps: g.rms_eps,
             post_eps: g.post_norm_eps,
         };
-        let top = norm(maker, step, &s.factors, &s.sink, top_norm)?;
+        let Some(matrix) = &w.output else {
+            // What the norm makes of the rows serves nobody.
+            let cut = Norm { to: &s.act_hidden, top: None, ..behind };
+            let cut = norm(maker, step, &s.factors, &s.sink, cut)?;
+            return Ok(Self { embed: embedding, layers, top: None, cut: Some(cut) });
+        };
         let output =
             Output { step, to: &s.top, width: g.vocab as u32, first_row: 0, count_at: TOP_AT, whole: false };
-        Ok(Self {
-            embed: embedding,
-            layers,
-            top: top.into(),
-            output: Product::new(maker, &w.output, &s.act_top, output)?,
-            logits: logits(maker, p)?,
-        })
+        let top = Top {
+            norm: norm(maker, step, &s.factors, &s.sink, behind)?,
+            output: Product::new(maker, matrix, &s.act_top, output)?,
+            logits: logits(maker, p, matrix)?,
+        };
+        Ok(Self { embed: embedding, layers, top: Some(top), cut: None })
     }
 
     /// The norm of the embedding, which has no weight.
@@ -496,7 +519,7 @@ impl Program {
         let (g, s, kv) = (p.geometry, p.scratch, &p.kv[index]);
         let l = &p.weights.layers[index];
         let before: Option<&LayerOnDevice> = index.checked_sub(1).map(|at| &p.weights.layers[at]);
-        let sliding = g.sliding[index];
+        let sliding = g.sliding[p.range.first() + index];
         let first = Norm {
             mode: if index == 0 { Mode::Plain } else { Mode::Residual },
             width: g.hidden,
@@ -518,6 +541,7 @@ impl Program {
             sink: &s.sink,
             heads: Heads::of(g, p.digits),
             norms: [first, second],
+            has_factors: index == 0 && !p.range.has_embedding(),
             inputs: &[
                 (&l.attn_q, &s.act_hidden, &s.q),
                 (&l.attn_k, &s.act_hidden, &s.k),
@@ -577,13 +601,20 @@ impl Program {
         block.record(recorder, Counts { rows, parts: parts[usize::from(*sliding)] }, tap);
     }
 
+    /// The residual stream of all rows and the factors of their next norm, where a cut comes next.
+    pub(crate) fn cut(&self, recorder: &mut Recorder, rows: u32) {
+        let calls = self.cut.iter().flatten();
+        calls.for_each(|call| call.record(recorder, Counts { rows, parts: 1 }));
+    }
+
     /// Final norm and logits of `count` top rows; `logits`: are they wanted?
     pub(crate) fn top(&self, recorder: &mut Recorder, count: u32, logits: bool) {
         let counts = Counts { rows: count, parts: 1 };
-        self.top.iter().for_each(|call| call.record(recorder, counts));
+        let Some(top) = &self.top else { return };
+        top.norm.iter().for_each(|call| call.record(recorder, counts));
         if logits {
-            self.output.record(recorder, counts);
-            self.logits.iter().for_each(|call| call.record(recorder, counts));
+            top.output.record(recorder, counts);
+            top.logits.iter().for_each(|call| call.record(recorder, counts));
         }
     }
 }

@@ -117,7 +117,7 @@ impl Scratch {
             act_hidden: activations(rows, &hidden)?,
             act_attention: activations(rows, &attention)?,
             act_ffn: activations(rows, &ffn)?,
-            act_top: activations(top, &[&weights.output])?,
+            act_top: activations(top, &weights.output.iter().collect::<Vec<_>>())?,
         })
     }
 }

@@ -1,5 +1,6 @@
 //! Weights on the device, one copy: matrices in the file's layout, cut into slabs of rows that fit a binding.
 
+use muser_backend::LayerRange;
 use muser_backend::arith::{MatrixRole, Segments};
 use muser_gguf::GgmlType;
 use muser_model::{Matrix, Model};
@@ -56,11 +57,13 @@ pub(crate) struct LayerOnDevice {
     pub(crate) post_ffw_norm: Buffer,
 }
 
-/// All weights of a model.
+/// Weights of a range of layers.
 pub(crate) struct Weights {
-    pub(crate) embedding: Weight,
+    /// With the first layer, and where there is a draft.
+    pub(crate) embedding: Option<Weight>,
     pub(crate) layers: Vec<LayerOnDevice>,
-    pub(crate) output: Weight,
+    /// With the last layer.
+    pub(crate) output: Option<Weight>,
     pub(crate) output_norm: Buffer,
 }
 
@@ -83,6 +86,13 @@ pub(crate) fn check(matrix: &Matrix) -> Result<(), WgpuError> {
         return refuse(format!("{} inputs, expected a multiple of 256", matrix.cols));
     }
     Ok(())
+}
+
+/// The matrices of a range of layers.
+pub(crate) fn of_range(model: &Model, range: LayerRange) -> impl Iterator<Item = &Matrix> {
+    let table = range.has_embedding().then_some(&model.token_embd);
+    let output = range.has_output().then_some(&model.output);
+    table.into_iter().chain(model.matrices_of(range.layers())).chain(output)
 }
 
 /// Bytes that matrices take.
@@ -171,11 +181,11 @@ impl<'a> Loader<'a> {
 }
 
 impl Weights {
-    /// Loads a model.
-    pub(crate) fn load(device: &Device, model: &Model) -> Result<Self, WgpuError> {
+    /// Loads a range of a model.
+    pub(crate) fn load(device: &Device, model: &Model, range: LayerRange) -> Result<Self, WgpuError> {
         let mut loader = Loader::new(device);
-        let mut layers = Vec::with_capacity(model.layers.len());
-        for l in &model.layers {
+        let mut layers = Vec::with_capacity(range.count());
+        for l in &model.layers[range.layers()] {
             let mut matrix = |matrix: &Matrix, role| loader.matrix(matrix, Some(role));
             layers.push(LayerOnDevice {
                 attn_q: matrix(&l.attn_q, MatrixRole::AttnIn)?,
@@ -194,13 +204,22 @@ impl Weights {
                 post_ffw_norm: loader.vector(&l.post_ffw_norm)?,
             });
         }
+        let output = range.has_output().then(|| loader.matrix(&model.output, Some(MatrixRole::Output)));
+        let embedding = range.has_embedding().then(|| loader.matrix(&model.token_embd, None));
         let weights = Self {
             layers,
-            output: loader.matrix(&model.output, Some(MatrixRole::Output))?,
+            output: output.transpose()?,
             output_norm: loader.vector(&model.output_norm)?,
-            embedding: loader.matrix(&model.token_embd, None)?,
+            embedding: embedding.transpose()?,
         };
         loader.settle()?;
         Ok(weights)
+    }
+
+    /// Loads the embedding table for a draft behind a cut.
+    pub(crate) fn load_table(&mut self, device: &Device, model: &Model) -> Result<(), WgpuError> {
+        let mut loader = Loader::new(device);
+        self.embedding = Some(loader.matrix(&model.token_embd, None)?);
+        loader.settle()
     }
 }

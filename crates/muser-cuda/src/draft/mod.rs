@@ -114,6 +114,11 @@ impl Drafter {
         DraftInfo { max_proposals: self.config.max_draft(), window: self.config.window }
     }
 
+    /// Layers of the target whose inputs are read.
+    pub(crate) fn target_layers(&self) -> &[usize] {
+        &self.config.target_layers
+    }
+
     /// Products, for whoever plans their working memory.
     pub(crate) fn products(&self) -> impl Iterator<Item = &crate::matrix::Product> {
         self.weights.products()

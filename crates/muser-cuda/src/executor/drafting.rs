@@ -22,6 +22,9 @@ impl CudaExecutor {
         if self.full.blocks > 0 || self.sliding.blocks > 0 {
             return unsupported("a draft model after KV blocks were allocated");
         }
+        if !self.range.has_output() {
+            return unsupported("a draft model without the output layer");
+        }
         check_draft(draft, &self.model, "cuda")?;
         draft::check_shapes(&draft.config)
             .map_err(|e| ExecError::Unsupported { backend: "cuda", what: e.to_string() })?;
@@ -55,6 +58,10 @@ impl CudaExecutor {
         let own_angles = Buffer::from_slice(&self.context, &own_angles, "the draft's rotation angles")?;
         let first_plane = self.info.sliding_block_bytes;
         let rows = self.options.max_rows;
+        if self.weights.embedding.len() == 0 {
+            // Its rows are looked up here; where there is no embedding the table has not been needed.
+            self.weights.load_table(&self.context, &self.model)?;
+        }
         let drafter =
             Drafter::new(&self.context, &self.kernels, draft, rows, first_plane, own_angles, self.digits)?;
         self.products.reserve(&self.context, drafter.products())?;

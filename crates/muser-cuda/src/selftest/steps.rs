@@ -9,7 +9,7 @@ use super::products::sample;
 use crate::CudaError;
 use crate::driver::{Buffer, Launch};
 use crate::forward::{Activations, combine_launch, gate_launch, id_of_rank, logit_launch, norm_launch};
-use crate::kernels::{CombineArgs, LogitArgs, NormArgs, SiluArgs};
+use crate::kernels::{CombineArgs, LogitArgs, NormArgs, NormCutArgs, SiluArgs};
 use crate::matrix::{Part, Product, Tile};
 
 pub(super) const HEAD: usize = 128;
@@ -165,12 +165,14 @@ fn norms(card: &Card<'_>, hidden: usize, factors: bool, random: &mut Random) -> 
     };
     card.stream.launch(&card.kernels.get("norm_rows")?, norm_launch(card.context.arch, hidden, n), &args)?;
     card.stream.synchronize()?;
-    let (mut sums, mut normed) = (Vec::new(), Vec::new());
+    let residual = read(&h_on, n * hidden)?;
+    let (mut sums, mut normed, mut cut_factors) = (Vec::new(), Vec::new(), Vec::new());
     for (r, h) in h.chunks(hidden).enumerate() {
         let o = summed(&part, &factors, (n, hidden), r, 0, hidden);
         let s = ResidualSums::of(h, &o, &post);
         let c = s.post_factor(POST_EPS);
         let factor = s.next_factor(c, EPS);
+        cut_factors.push(factor);
         for i in 0..hidden {
             let sum = c.mul_add(o[i] * post[i], h[i]);
             sums.push(sum);
@@ -178,9 +180,39 @@ fn norms(card: &Card<'_>, hidden: usize, factors: bool, random: &mut Random) -> 
         }
     }
     let codes = quantised(&normed);
-    Ok(same("norm_rows", "residual", &sums, &read(&h_on, n * hidden)?)?
+    let at_cut = norms_at_a_cut(card, &args, (&h, &h_on), (&sums, &normed), &cut_factors)?;
+    Ok(at_cut
+        + same("norm_rows", "residual", &sums, &residual)?
         + same("norm_rows", "normed value", &normed, &read(&y_on, n * hidden)?)?
         + same("norm_rows", "quantised value", &codes, &dequantised(&target, n)?)?)
+}
+
+/// The norm on both sides of a cut: before it the factors are kept, behind it they are taken.
+fn norms_at_a_cut(
+    card: &Card<'_>,
+    args: &NormArgs,
+    (h, h_on): (&[f32], &Buffer<f32>),
+    (sums, normed): (&[f32], &[f32]),
+    factors: &[f32],
+) -> Result<usize, CudaError> {
+    let (hidden, n) = (args.hidden as usize, args.n as usize);
+    let cut_on = Buffer::from_slice(card.context, &vec![f32::NAN; n], "self-test rows")?;
+    let y_on = Buffer::from_slice(card.context, &vec![f32::NAN; n * hidden], "self-test rows")?;
+    let norm = NormArgs { y: y_on.at(0), ..*args };
+    let shape = norm_launch(card.context.arch, hidden, n);
+    let run = |norm: NormArgs| {
+        let cut = NormCutArgs { norm, cut: cut_on.at(0) };
+        card.stream.launch(&card.kernels.get("norm_cut")?, shape, &cut)?;
+        card.stream.synchronize()
+    };
+    h_on.write(0, h)?;
+    run(norm)?;
+    let mut compared = same("norm_cut", "residual", sums, &read(h_on, n * hidden)?)?
+        + same("norm_cut", "factor", factors, &read(&cut_on, n)?)?;
+    y_on.write(0, &vec![f32::NAN; n * hidden])?;
+    run(NormArgs { part: 0, ..norm })?;
+    compared += same("norm_cut", "normed value", normed, &read(&y_on, n * hidden)?)?;
+    Ok(compared)
 }
 
 fn silu(card: &Card<'_>, factors: bool, random: &mut Random) -> Result<usize, CudaError> {

@@ -44,12 +44,15 @@ impl Round {
             count_at: TOP_AT,
             whole: false,
         };
+        let (Some(table), Some(matrix)) = (&p.weights.embedding, &p.weights.output) else {
+            return Err(WgpuError::Unsupported("a draft without the output layer".to_owned()));
+        };
         Ok(Self {
-            embed: embed(maker, &p.weights.embedding, step, &s.nothing, &b.h)?,
+            embed: embed(maker, table, step, &s.nothing, &b.h)?,
             layers,
             top: norm(maker, step, &b.factors, &s.sink, last)?,
-            output: Product::new(maker, &p.weights.output, &s.act_top, output)?,
-            logits: logits(maker, Parts { step: &drafter.data, ..p })?,
+            output: Product::new(maker, matrix, &s.act_top, output)?,
+            logits: logits(maker, Parts { step: &drafter.data, ..p }, matrix)?,
         })
     }
 
@@ -75,6 +78,7 @@ impl Round {
             factors: &b.factors,
             sink: &s.sink,
             heads: drafter.heads(),
+            has_factors: false,
             norms: [
                 Norm { mode: if index == 0 { Mode::Plain } else { Mode::Add }, ..added },
                 Norm { weight: &l.ffn_norm, ..added },
@@ -149,7 +153,7 @@ fn residual<'a>(
 impl Drafter {
     /// Makes the calls of steps and rounds; `parts.kv` are K and V of the target's layers, then those of the draft.
     pub(crate) fn make_calls(&mut self, maker: &mut Maker<'_>, parts: Parts<'_>) -> Result<(), WgpuError> {
-        let kv = &parts.kv[parts.geometry.layers()..];
+        let kv = &parts.kv[parts.range.count()..];
         let extend = Extend::new(maker, self, parts, kv)?;
         let round = Round::new(maker, self, parts, kv)?;
         self.calls = Some((extend, round));

@@ -40,7 +40,7 @@ impl WgpuExecutor {
 
     /// Which rows of a block that was copied in have the draft's context.
     pub(super) fn note_import(&mut self, group: KvGroup, block: BlockId, bytes: &[u8]) {
-        let first = self.model.geometry.layers();
+        let first = self.layer_count();
         let before: usize =
             self.layers_of(group).filter(|layer| *layer < first).map(|layer| self.layer_bytes(layer)).sum();
         let scales = before + self.head_layout(first).k_scales();

@@ -18,10 +18,14 @@ impl WgpuExecutor {
         if needed > available {
             return Err(WgpuError::OutOfMemory { what: "the draft's weights".into(), needed, available });
         }
+        if self.weights.embedding.is_none() {
+            // Its rows are looked up here; where there is no embedding the table has not been needed.
+            self.weights.load_table(device, &self.model)?;
+        }
         let drafter = Drafter::new(device, draft, self.digits, self.info.max_rows, self.top_rows)?;
         self.info.draft = Some(drafter.info());
         self.drafter = Some(drafter);
-        let planes = draft.layers.len() * self.layer_bytes(self.model.geometry.layers());
+        let planes = draft.layers.len() * self.layer_bytes(self.layer_count());
         self.info.sliding_block_bytes += planes;
         self.info.route = format!("{}+{DRAFT_ROUTE}-{}", self.info.route, draft_mark(draft));
         self.note_room();
@@ -83,6 +87,9 @@ impl DraftExecutor for WgpuExecutor {
         }
         if self.capacity != (KvCapacity { full: 0, sliding: 0 }) {
             return unsupported("a draft model after KV blocks were allocated");
+        }
+        if !self.range.has_output() {
+            return unsupported("a draft model without the output layer");
         }
         check_draft(&draft, &self.model, "wgpu")?;
         self.take(&draft).map_err(|error| self.fail(error))

@@ -9,7 +9,8 @@ use muser_backend::arith;
 use muser_backend::arith::attention::{Digits, MAX_LOG2_SCORE, score_bound};
 use muser_backend::kv_layout::HeadLayout;
 use muser_backend::{
-    ExecError, Executor, ExecutorInfo, KvCapacity, KvType, LentBlock, StepBatch, StepOutput, numeric_route,
+    Crossing, ExecError, Executor, ExecutorInfo, KvCapacity, KvType, LayerRange, LentBlock, StepBatch,
+    StepOutput, numeric_route, only_a_part,
 };
 use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
 use muser_model::{Geometry, Model};
@@ -22,10 +23,12 @@ use crate::gpu::Gpu;
 use crate::program::{Parts, Program};
 use crate::scratch::{Scratch, step_rows, top_rows};
 use crate::step_data::{Shape, StepData, index, most_split};
+use crate::taps::Taps;
 use crate::weights::{self, Weights};
 
 mod blocks;
 mod drafting;
+mod part;
 mod results;
 
 /// Choices of [`WgpuExecutor::new`].
@@ -65,6 +68,9 @@ pub struct WgpuExecutor {
     params: Params,
     /// Results on their way to the host.
     staging: Option<Buffer>,
+    /// The layers of the model that are here.
+    range: LayerRange,
+    taps: Option<Taps>,
     inverse_frequencies: Vec<f64>,
     top_rows: usize,
     gpu: Arc<Gpu>,
@@ -76,6 +82,20 @@ impl WgpuExecutor {
     /// # Errors
     /// A shape or a type without a kernel, or not enough memory.
     pub fn new(gpu: &Arc<Gpu>, model: Model, options: WgpuOptions) -> Result<Self, WgpuError> {
+        let whole = LayerRange::whole(model.geometry.layers());
+        Self::part(gpu, model, whole, options)
+    }
+
+    /// Loads some layers of `model`.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn part(
+        gpu: &Arc<Gpu>,
+        model: Model,
+        range: LayerRange,
+        options: WgpuOptions,
+    ) -> Result<Self, WgpuError> {
         let digits = options.kv.digits().ok_or_else(|| {
             WgpuError::Unsupported(format!("KV type {}, expected 16 or 8", options.kv.name()))
         })?;
@@ -93,16 +113,17 @@ impl WgpuExecutor {
             return Err(WgpuError::Unsupported(what));
         }
         let split = most_split(max_rows, g.q_width(), binding);
-        let needed = weights::bytes_of(model.matrices());
+        let needed = weights::bytes_of(weights::of_range(&model, range));
         let available = device.available();
         if needed > available {
             return Err(WgpuError::OutOfMemory { what: "the weights".into(), needed, available });
         }
-        let weights = Weights::load(device, &model)?;
-        let scratch = Scratch::new(device, g, &weights, max_rows, top_rows, split)?;
+        let weights = Weights::load(device, &model, range)?;
+        let scratch_top = if range.has_output() { top_rows } else { 0 };
+        let scratch = Scratch::new(device, g, &weights, max_rows, scratch_top, split)?;
         let step = StepData::new(device, max_rows, top_rows, g.context.div_ceil(BLOCK_LEN), split)?;
         let inverse_frequencies = arith::inverse_frequencies(f64::from(g.rope_theta), g.head_dim);
-        let info = info(device, &model, options.kv, digits, max_rows);
+        let info = info(device, &model, range, options.kv, digits, max_rows);
         let mut executor = Self {
             info,
             digits,
@@ -115,6 +136,8 @@ impl WgpuExecutor {
             drafter: None,
             params: Params::default(),
             staging: None,
+            range,
+            taps: None,
             inverse_frequencies,
             top_rows,
             gpu: Arc::clone(gpu),
@@ -131,23 +154,26 @@ impl WgpuExecutor {
 
     /// Bytes of weights that one decoded token reads.
     pub fn weight_bytes(&self) -> u64 {
-        weights::bytes_of(self.model.matrices()) - self.model.token_embd.bytes().len() as u64
+        let table = self.range.has_embedding().then_some(&self.model.token_embd);
+        weights::bytes_of(weights::of_range(&self.model, self.range)) - weights::bytes_of(table.into_iter())
     }
 
     fn fail(&self, error: WgpuError) -> ExecError {
         error.into_exec(&self.info.device)
     }
 
-    /// K and V of one layer of a block; the layers of a draft come behind those of the target.
+    /// K and V of one layer of a block, numbered from the first of the range; the layers of a draft come behind those of the
+    /// target.
     fn layer_bytes(&self, layer: usize) -> usize {
         let g = &self.model.geometry;
-        let of_draft = self.drafter.as_ref().filter(|_| layer >= g.layers()).map(|drafter| &drafter.config);
+        let is_draft = layer >= self.layer_count();
+        let of_draft = self.drafter.as_ref().filter(|_| is_draft).map(|drafter| &drafter.config);
         of_draft.map_or(g.kv_heads, |c| c.kv_heads) * self.head_layout(layer).bytes()
     }
 
     fn head_layout(&self, layer: usize) -> HeadLayout {
         let g = &self.model.geometry;
-        let of_draft = self.drafter.as_ref().filter(|_| layer >= g.layers());
+        let of_draft = self.drafter.as_ref().filter(|_| layer >= self.layer_count());
         HeadLayout {
             dim: of_draft.map_or(g.head_dim, |drafter| drafter.config.head_dim),
             digits: self.digits,
@@ -156,11 +182,11 @@ impl WgpuExecutor {
 
     /// Layers with K and V, a draft's included.
     fn kv_layers(&self) -> usize {
-        self.model.geometry.layers() + self.drafter.as_ref().map_or(0, Drafter::layers)
+        self.layer_count() + self.drafter.as_ref().map_or(0, Drafter::layers)
     }
 
     fn is_sliding(&self, layer: usize) -> bool {
-        self.model.geometry.sliding.get(layer).is_none_or(|sliding| *sliding)
+        layer >= self.layer_count() || self.model.geometry.sliding[self.range.first() + layer]
     }
 
     /// Notes what the device has left for K and V.
@@ -204,6 +230,7 @@ impl WgpuExecutor {
             step: &self.step,
             kv: &self.kv,
             digits: self.digits,
+            range: self.range,
         };
         let program = Program::new(&mut maker, parts)?;
         if let Some(drafter) = &mut self.drafter {
@@ -216,25 +243,38 @@ impl WgpuExecutor {
         Ok(())
     }
 
-    fn run(&mut self, batch: &StepBatch, out: &mut StepOutput) -> Result<(), WgpuError> {
+    fn run(
+        &mut self,
+        batch: &StepBatch,
+        crossing: &mut Crossing,
+        out: &mut StepOutput,
+    ) -> Result<(), WgpuError> {
         let (shape, end) = self.step.fill(batch, &self.model.geometry)?;
         self.step.upload(&self.gpu.device, shape.rows, end)?;
         self.write_angles(batch)?;
-        if !batch.embeddings().is_empty() {
+        if !batch.embeddings().is_empty() && self.range.has_embedding() {
             self.gpu.device.write(&self.scratch.embeddings, 0, bytemuck::cast_slice(batch.embeddings()))?;
         }
         if let Some(drafter) = &mut self.drafter {
             drafter.rows.note_step(batch);
             drafter.prepare_step(&self.gpu.device, batch)?;
         }
+        if !self.range.has_embedding() {
+            self.take_over(batch, crossing, shape)?;
+        }
         self.layers(shape, batch.wants_draft_context())?;
-        self.collect(batch, out)?;
+        if self.range.has_output() {
+            self.collect(batch, out)?;
+        } else {
+            self.hand_over(batch, crossing)?;
+        }
         self.gpu.device.wait()
     }
 
     fn layers(&self, shape: Shape, context: bool) -> Result<(), WgpuError> {
         let Some(program) = &self.program else { return Ok(()) };
-        let layers = self.model.geometry.layers();
+        let layers = self.layer_count();
+        let row_bytes = self.info.hidden as u64 * 4;
         for part in 0..SUBMISSIONS.min(layers) {
             let parts = SUBMISSIONS.min(layers);
             let mut recorder = self.gpu.device.recorder();
@@ -243,9 +283,17 @@ impl WgpuExecutor {
             }
             for layer in layers * part / parts..layers * (part + 1) / parts {
                 let drafter = self.drafter.as_ref().filter(|_| context);
+                let of_model = self.range.first() + layer;
                 program.layer_calls(&mut recorder, layer, shape.rows, shape.parts, |recorder| {
-                    drafter.iter().for_each(|drafter| drafter.tap(recorder, layer, shape.rows));
+                    drafter.iter().for_each(|drafter| drafter.tap(recorder, of_model, shape.rows));
+                    if let Some(taps) = self.taps.as_ref().filter(|_| context) {
+                        let bytes = u64::from(shape.rows) * row_bytes;
+                        taps.record(recorder, of_model, &self.scratch.h, bytes);
+                    }
                 });
+            }
+            if part + 1 == parts {
+                program.cut(&mut recorder, shape.rows);
             }
             if let Some(drafter) = self.drafter.as_ref().filter(|_| part + 1 == parts) {
                 drafter.extend(&mut recorder, shape.rows, context);
@@ -292,7 +340,10 @@ impl Executor for WgpuExecutor {
 
     fn step(&mut self, batch: &StepBatch, out: &mut StepOutput) -> Result<(), ExecError> {
         self.check_batch(batch)?;
-        self.run(batch, out).map_err(|error| self.fail(error))
+        if !self.range.is_whole() {
+            return Err(only_a_part(self.range));
+        }
+        self.run(batch, &mut Crossing::default(), out).map_err(|error| self.fail(error))
     }
 
     fn most_candidates(&self) -> usize {
@@ -326,10 +377,18 @@ impl Executor for WgpuExecutor {
 
 muser_backend::no_tower!(WgpuExecutor);
 
-fn info(device: &Device, model: &Model, kv: KvType, digits: Digits, max_rows: usize) -> ExecutorInfo {
+fn info(
+    device: &Device,
+    model: &Model,
+    range: LayerRange,
+    kv: KvType,
+    digits: Digits,
+    max_rows: usize,
+) -> ExecutorInfo {
     let (g, route) = (&model.geometry, numeric_route(digits, model));
     let of = |group: KvGroup| {
-        let layers = g.sliding.iter().filter(|sliding| index(group) == usize::from(**sliding)).count();
+        let sliding = &g.sliding[range.layers()];
+        let layers = sliding.iter().filter(|sliding| index(group) == usize::from(**sliding)).count();
         layers * g.kv_heads * HeadLayout { dim: g.head_dim, digits }.bytes()
     };
     ExecutorInfo {
