@@ -264,7 +264,8 @@ fn faults_are_found() {
         let ring = Arc::new(Ring::new(1, current()));
         let mut submission = Submission::new(Arc::clone(&ring), 1, 1);
         ring.send(Event(0));
-        let reader = spawn(move || submission.recv());
+        // A reader that leaves would wake it.
+        let reader = spawn(move || (submission.recv(), std::mem::forget(submission)));
         if ring.room() == 0 {
             park();
         }
