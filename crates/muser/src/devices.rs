@@ -67,36 +67,9 @@ fn named(
     Ok((found, plan))
 }
 
-/// For `--backend auto` where no card holds the model: cards and processor together, if that is better than the processor alone.
-/// `None` leaves it to the processor.
-pub fn share(
-    model: &Model,
-    args: &ModelArgs,
-    parallel: Option<usize>,
-    console: &Console,
-) -> Option<Box<dyn Executor>> {
-    // Cheap where there is no card.
-    if cards().is_empty() || args.threads.is_some() {
-        return None;
-    }
-    let kv = executor::kv_type(args).ok()?;
-    let found = all(args.threads, None);
-    let devices: Vec<Device> = found.iter().map(|found| found.device.clone()).collect();
-    let size = ModelSize::of_file(&model.file, &model.geometry);
-    let plan = plan_auto(&size, &devices, &wish(model, args, parallel, kv)).ok()?;
-    if plan.parts.iter().all(|part| devices[part.device].is_processor()) {
-        return None;
-    }
-    match assemble(model, &found, &plan, args, kv) {
-        Ok(executor) => {
-            say(&plan, &found, console);
-            Some(executor)
-        }
-        Err(error) => {
-            console.note(format!("layers are not shared with a card: {error:#}"));
-            None
-        }
-    }
+/// Is there a card that could share the layers with the processor?
+pub fn has_card() -> bool {
+    !cards().is_empty()
 }
 
 /// Devices of this machine, for `muser fit`.

@@ -31,7 +31,7 @@ pub fn build_for(
         BackendChoice::Scalar => Ok(Box::new(ReferenceExecutor::new(model, kv)?)),
         BackendChoice::Cuda => cuda(&model, args.prefill, kv),
         BackendChoice::Wgpu => wgpu(&model, args, kv),
-        BackendChoice::Auto => match card(&model, args, parallel, console) {
+        BackendChoice::Auto => match card(&model, args, console) {
             Some(executor) => Ok(executor),
             None => cpu(model, args, kv, console),
         },
@@ -45,14 +45,9 @@ fn cpu(model: Model, args: &ModelArgs, kv: KvType, console: &Console) -> anyhow:
     Ok(Box::new(CpuExecutor::new(model, options)?))
 }
 
-/// What `auto` finds: a card that holds the model and computes right, else a card and the processor together, else nothing, which
-/// means the CPU. The console says which and why.
-pub fn card(
-    model: &Model,
-    args: &ModelArgs,
-    parallel: Option<usize>,
-    console: &Console,
-) -> Option<Box<dyn Executor>> {
+/// What `auto` finds: a card that holds the model and computes right, else nothing, which means the CPU. The console says which and
+/// why. Layers are not shared with a card that is too small unless `--devices` says so: nobody has measured that on a card yet.
+pub fn card(model: &Model, args: &ModelArgs, console: &Console) -> Option<Box<dyn Executor>> {
     let found = try_card(model, args).or_else(|no_cuda| match args.threads {
         // What `--threads` asks for has been said.
         Some(_) => Err(no_cuda),
@@ -63,10 +58,12 @@ pub fn card(
             console.note(format!("computing on {name}, which holds the model and passed its self-test"));
             Some(executor)
         }
-        Err(why) => devices::share(model, args, parallel, console).or_else(|| {
-            console.note(format!("computing on the CPU: {why}"));
+        Err(why) => {
+            let is_alone = args.threads.is_some() || !devices::has_card();
+            let more = if is_alone { "" } else { "; `--devices auto` shares the layers with the card" };
+            console.note(format!("computing on the CPU: {why}{more}"));
             None
-        }),
+        }
     }
 }
 

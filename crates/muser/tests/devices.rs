@@ -12,7 +12,7 @@ use support::{Home, muse_tiny, read_npy};
 
 /// Some hundred tokens.
 fn prompt() -> String {
-    (0..60).map(|i| format!("The fox saw {i} birds in the tree and went on. ")).collect()
+    (0..60).fold(String::new(), |text, i| text + &format!("The fox saw {i} birds in the tree and went on. "))
 }
 
 fn number(answer: &Value, name: &str) -> u64 {

@@ -234,7 +234,7 @@ fn executor(args: &BenchArgs, model: Model, console: &Console) -> Result<(Box<dy
     }
     let kv = crate::executor::kv_type(&args.model)?;
     if args.model.backend == BackendChoice::Auto
-        && let Some(card) = crate::executor::card(&model, &args.model, Some(1), console)
+        && let Some(card) = crate::executor::card(&model, &args.model, console)
     {
         return Ok((card, 0));
     }

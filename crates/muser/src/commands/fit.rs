@@ -131,7 +131,7 @@ fn card(args: &FitArgs) -> Result<Option<Device>> {
         (Some(Memory::None), Some(card)) => {
             return Err(usage_error(format!("--memory none and --card {}: one of the two", card.name)));
         }
-        (Some(Memory::None), None) | (None, None) => {
+        (Some(Memory::None) | None, None) => {
             if args.read.is_some() || args.int8.is_some() {
                 return Err(usage_error("--read and --int8 are a card's: name it with --card or --memory"));
             }
