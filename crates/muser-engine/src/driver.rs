@@ -270,9 +270,16 @@ impl Driver {
         let decodes_only = decodes_only(&self.plan, &self.scheduler.slots);
         self.scheduler.cost.note(self.plan.load(), now.saturating_sub(before));
         Metrics::add(&metrics.steps, 1);
-        if let Some(error) = error {
-            self.fail_step(&error, now);
-            return;
+        match error {
+            None => {}
+            Some(Failed::Memory(error)) => {
+                self.shed_newest(&error, now);
+                return;
+            }
+            Some(Failed::Step(error)) => {
+                self.fail_step(&error, now);
+                return;
+            }
         }
         for sequence in self.scheduler.slots.running_mut() {
             sequence.blocks.copies_made();
@@ -286,7 +293,7 @@ impl Driver {
     }
 
     /// Has the executor do the step; answers what went wrong.
-    fn compute(&mut self) -> Option<RequestError> {
+    fn compute(&mut self) -> Option<Failed> {
         let Self { stepper, executor, plan, scheduler, shared, .. } = self;
         let metrics = &shared.metrics;
         // A panic leaves the executor usable by its contract (as a failed step does), and everything else that the
@@ -300,12 +307,32 @@ impl Driver {
                 if matches!(error, ExecError::Lost { .. }) {
                     shared.note_lost(error.to_string());
                 }
-                Some(RequestError::Device(error.to_string()))
+                let told = RequestError::Device(error.to_string());
+                Some(match error {
+                    ExecError::OutOfMemory { .. } => Failed::Memory(told),
+                    _ => Failed::Step(told),
+                })
             }
             Err(panic) => {
                 Metrics::add(&metrics.step_panics, 1);
-                Some(RequestError::Panic(panic_text(panic.as_ref())))
+                Some(Failed::Step(RequestError::Panic(panic_text(panic.as_ref()))))
             }
+        }
+    }
+
+    /// Memory ran out in a step: the newest request of it ends, and the others, whose rows have not counted, are planned again in what
+    /// it leaves. Where blocks were on the move nobody knows which have arrived: that step fails for all.
+    fn shed_newest(&mut self, error: &RequestError, now: Duration) {
+        if !self.plan.moves.is_empty() {
+            self.fail_step(error, now);
+            return;
+        }
+        let slots = &self.scheduler.slots;
+        let planned = (0..slots.len()).filter(|slot| self.plan.includes(*slot));
+        let newest = planned.filter_map(|slot| Some((slots.get(slot)?.task.id, slot))).max();
+        if let Some(sequence) = newest.and_then(|(_, slot)| self.scheduler.vacate(slot)) {
+            tracing::warn!(request = sequence.task.id, "ended, so that the others have its memory");
+            sequence.say_end(&End::Fail(error.clone()), now, &self.shared.metrics);
         }
     }
 
@@ -380,6 +407,14 @@ impl Driver {
         }
         work.worked
     }
+}
+
+/// Why a step came to nothing.
+enum Failed {
+    /// There was not enough memory for it: fewer requests may do with less.
+    Memory(RequestError),
+    /// Anything else.
+    Step(RequestError),
 }
 
 /// What separates prefixes that must not be taken for each other, unambiguously concatenated.

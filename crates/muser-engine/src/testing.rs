@@ -219,6 +219,7 @@ pub(crate) enum Fault {
     Panic = 2,
     NotANumber = 3,
     Lost = 4,
+    Memory = 5,
 }
 
 pub(crate) struct ScriptedExecutor {
@@ -430,7 +431,7 @@ impl Executor for ScriptedExecutor {
                     }
                 };
                 let position = seq.start_pos as usize + i;
-                let [sliding, full] = self.row(batch, seq, position, input, fault == 1 || fault == 2);
+                let [sliding, full] = self.row(batch, seq, position, input, matches!(fault, 1 | 2 | 5));
                 if row.wants.needs_logits() {
                     logits_of(sliding, Some(full), &mut out.logits);
                 }
@@ -444,6 +445,10 @@ impl Executor for ScriptedExecutor {
             1 => return Err(ExecError::Device { device: "scripted".into(), what: "as told".into() }),
             2 => panic!("as told"),
             4 => return Err(ExecError::Lost { device: "scripted".into(), what: "as told".into() }),
+            5 => {
+                let (device, what) = ("scripted".into(), "as told".into());
+                return Err(ExecError::OutOfMemory { device, what, needed: 2, available: 1 });
+            }
             3 => out.logits.fill(f32::NAN),
             _ => {}
         }

@@ -4,6 +4,7 @@
 //! a model file contains: a file is a name, a size and a SHA-256.
 
 mod ask;
+mod beginning;
 mod catalog;
 mod connect;
 mod digest;
@@ -22,6 +23,7 @@ mod store;
 mod url;
 
 pub use ask::{Asker, Place};
+pub use beginning::{Beginning, beginning};
 pub use catalog::{CATALOG, DEFAULT_NAME, KnownFile, Role, by_content, by_name};
 pub use connect::Proxies;
 pub use digest::Sha256;

@@ -587,11 +587,11 @@ fn difference(journal: &crate::part::Journal, facts: &Facts) -> Option<(String, 
     None
 }
 
-fn protocol(reply: &Reply, expected: &str, found: String) -> HubError {
+pub(crate) fn protocol(reply: &Reply, expected: &str, found: String) -> HubError {
     HubError::Protocol { url: reply.url.to_string(), expected: expected.to_owned(), found }
 }
 
-fn status_error(reply: &Reply, options: &PullOptions) -> HubError {
+pub(crate) fn status_error(reply: &Reply, options: &PullOptions) -> HubError {
     let hint = match (reply.status.as_u16(), options.token.is_some()) {
         (401 | 403, false) => ": the file needs a token (HF_TOKEN or MUSER_HUB_TOKEN)",
         (401 | 403, true) if !reply.with_token => {

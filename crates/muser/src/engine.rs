@@ -19,7 +19,7 @@ use crate::projector;
 
 /// Positions that prompt and answer may have together unless `--ctx` says otherwise: keys and values of the released model
 /// then take half a gigabyte.
-const DEFAULT_CONTEXT: usize = 32_768;
+pub const DEFAULT_CONTEXT: usize = 32_768;
 
 /// Longest time to the next token that the reading of another prompt may cause on a card.
 const CARD_ITL_TARGET: Duration = Duration::from_millis(50);
@@ -93,7 +93,11 @@ pub fn start(
 ) -> anyhow::Result<Started> {
     let context = context(parts.model.ctx, model.geometry.context)?;
     // The norms are all that a copy copies; the weights lie in the map.
-    let mut executor = executor::build(model.clone(), parts.model, console)?;
+    let parallel = match parts.parallel {
+        Parallel::Fixed(parallel) => Some(parallel),
+        Parallel::Auto => None,
+    };
+    let mut executor = executor::build_for(model.clone(), parts.model, parallel, console)?;
     // Before packs: what a block holds depends on the draft.
     let draft = draft::attach(&parts.draft.draft, source, model, executor.as_mut())?;
     let projector = projector::attach(parts.projector, source, executor.as_mut());

@@ -1,17 +1,31 @@
 //! The one place where a backend is chosen.
 
 use clap::ValueEnum as _;
-use muser_backend::{Executor, KvType, ReferenceExecutor};
+use muser_backend::{Executor, KvType, LayerRange, PartExecutor, ReferenceExecutor};
 use muser_cpu::{CpuExecutor, CpuOptions};
 use muser_model::Model;
 
 use crate::cli::{BackendChoice, KvChoice, ModelArgs, PrefillChoice};
+use crate::devices;
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 use crate::output::HintExt as _;
 use crate::output::{Console, usage_error};
 
 /// An executor for `model` as the arguments ask. Says on the console what was chosen where the choice was left to us.
 pub fn build(model: Model, args: &ModelArgs, console: &Console) -> anyhow::Result<Box<dyn Executor>> {
+    build_for(model, args, Some(1), console)
+}
+
+/// The same for so many sequences at the same time, if their number is known.
+pub fn build_for(
+    model: Model,
+    args: &ModelArgs,
+    parallel: Option<usize>,
+    console: &Console,
+) -> anyhow::Result<Box<dyn Executor>> {
+    if let Some(list) = &args.devices {
+        return devices::build(&model, list, args, parallel, console);
+    }
     let kv = kv_type(args)?;
     match args.backend {
         BackendChoice::Scalar => Ok(Box::new(ReferenceExecutor::new(model, kv)?)),
@@ -19,19 +33,20 @@ pub fn build(model: Model, args: &ModelArgs, console: &Console) -> anyhow::Resul
         BackendChoice::Wgpu => wgpu(&model, args, kv),
         BackendChoice::Auto => match card(&model, args, console) {
             Some(executor) => Ok(executor),
-            None => cpu(model, args, kv),
+            None => cpu(model, args, kv, console),
         },
-        BackendChoice::Cpu => cpu(model, args, kv),
+        BackendChoice::Cpu => cpu(model, args, kv, console),
     }
 }
 
-fn cpu(model: Model, args: &ModelArgs, kv: KvType) -> anyhow::Result<Box<dyn Executor>> {
+fn cpu(model: Model, args: &ModelArgs, kv: KvType, console: &Console) -> anyhow::Result<Box<dyn Executor>> {
+    devices::warn_of_little_memory(&model, args, kv, console);
     let options = CpuOptions { threads: args.threads.map(usize::from), kv, ..CpuOptions::default() };
     Ok(Box::new(CpuExecutor::new(model, options)?))
 }
 
-/// What `auto` finds: a card that holds the model and computes right, else nothing, which means the CPU. One line on the
-/// console says which and why.
+/// What `auto` finds: a card that holds the model and computes right, else nothing, which means the CPU. The console says which and
+/// why. Layers are not shared with a card that is too small unless `--devices` says so: nobody has measured that on a card yet.
 pub fn card(model: &Model, args: &ModelArgs, console: &Console) -> Option<Box<dyn Executor>> {
     let found = try_card(model, args).or_else(|no_cuda| match args.threads {
         // What `--threads` asks for has been said.
@@ -44,7 +59,9 @@ pub fn card(model: &Model, args: &ModelArgs, console: &Console) -> Option<Box<dy
             Some(executor)
         }
         Err(why) => {
-            console.note(format!("computing on the CPU: {why}"));
+            let is_alone = args.threads.is_some() || !devices::has_card();
+            let more = if is_alone { "" } else { "; `--devices auto` shares the layers with the card" };
+            console.note(format!("computing on the CPU: {why}{more}"));
             None
         }
     }
@@ -142,7 +159,7 @@ fn try_wgpu(model: &Model, args: &ModelArgs) -> Result<(Box<dyn Executor>, Strin
 
 /// May there be a GPU at all? Asking drivers takes a while, and some write to the terminal where there is no screen.
 #[cfg(feature = "wgpu")]
-fn gpu_nodes() -> bool {
+pub fn gpu_nodes() -> bool {
     if !cfg!(target_os = "linux") {
         return true;
     }
@@ -178,6 +195,69 @@ pub fn wgpu(_model: &Model, _args: &ModelArgs, _kv: KvType) -> anyhow::Result<Bo
     Err(usage_error("--backend wgpu: this muser was built without the wgpu feature"))
 }
 
+/// Some layers on a GPU by Vulkan or Metal.
+#[cfg(feature = "wgpu")]
+pub fn wgpu_part(
+    model: &Model,
+    number: usize,
+    range: LayerRange,
+    kv: KvType,
+) -> anyhow::Result<Box<dyn PartExecutor>> {
+    use muser_wgpu::{Gpu, GpuOptions, WgpuExecutor, WgpuOptions};
+    let options = GpuOptions { adapter: Some(number.to_string()), ..GpuOptions::default() };
+    let gpu = Gpu::open_for(&options, model, kv)?;
+    let options = WgpuOptions { kv, ..WgpuOptions::default() };
+    Ok(Box::new(WgpuExecutor::part(&gpu, model.clone(), range, options)?))
+}
+
+/// This build has no wgpu backend.
+#[cfg(not(feature = "wgpu"))]
+pub fn wgpu_part(
+    _model: &Model,
+    _number: usize,
+    _range: LayerRange,
+    _kv: KvType,
+) -> anyhow::Result<Box<dyn PartExecutor>> {
+    Err(usage_error("this muser was built without the wgpu feature"))
+}
+
+/// Some layers on an NVIDIA card.
+#[cfg(feature = "cuda")]
+pub fn cuda_part(
+    model: &Model,
+    number: usize,
+    range: LayerRange,
+    prefill: PrefillChoice,
+    kv: KvType,
+) -> anyhow::Result<Box<dyn PartExecutor>> {
+    use muser_cuda::{CudaExecutor, CudaOptions};
+    // Of many rows a card with a part of the model waits for the others.
+    let max_rows = if range.is_whole() { CudaOptions::default().max_rows } else { 512 };
+    let prefill = rounding(prefill);
+    let options = CudaOptions { device: number, max_rows, prefill, kv, ..CudaOptions::default() };
+    Ok(Box::new(CudaExecutor::part(model, range, options)?))
+}
+
+/// This build has no CUDA backend.
+#[cfg(not(feature = "cuda"))]
+pub fn cuda_part(
+    _model: &Model,
+    _number: usize,
+    _range: LayerRange,
+    _prefill: PrefillChoice,
+    _kv: KvType,
+) -> anyhow::Result<Box<dyn PartExecutor>> {
+    Err(usage_error("this muser was built without the cuda feature"))
+}
+
+#[cfg(feature = "cuda")]
+fn rounding(prefill: PrefillChoice) -> muser_cuda::Prefill {
+    match prefill {
+        PrefillChoice::Exact => muser_cuda::Prefill::Exact,
+        PrefillChoice::Fast => muser_cuda::Prefill::Fast,
+    }
+}
+
 /// What a model takes on a card: its weights, the keys and values of one context, and room to compute in.
 #[cfg_attr(not(any(feature = "cuda", feature = "wgpu")), allow(dead_code, reason = "asked of cards only"))]
 fn needed_bytes(model: &Model, args: &ModelArgs, kv: KvType) -> u64 {
@@ -193,11 +273,8 @@ fn needed_bytes(model: &Model, args: &ModelArgs, kv: KvType) -> u64 {
 /// An executor on the first NVIDIA card.
 #[cfg(feature = "cuda")]
 pub fn cuda(model: &Model, prefill: PrefillChoice, kv: KvType) -> anyhow::Result<Box<dyn Executor>> {
-    use muser_cuda::{CudaExecutor, CudaOptions, Prefill};
-    let prefill = match prefill {
-        PrefillChoice::Exact => Prefill::Exact,
-        PrefillChoice::Fast => Prefill::Fast,
-    };
+    use muser_cuda::{CudaExecutor, CudaOptions};
+    let prefill = rounding(prefill);
     match CudaExecutor::new(model, CudaOptions { prefill, kv, ..CudaOptions::default() }) {
         Ok(executor) => Ok(Box::new(executor)),
         Err(error) => Err(anyhow::Error::new(error)).hint("`--backend cpu` runs on any machine"),

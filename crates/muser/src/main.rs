@@ -9,12 +9,14 @@
 mod cli;
 mod commands;
 mod config;
+mod devices;
 mod doctor;
 mod draft;
 mod engine;
 mod env_vars;
 mod executor;
 mod generate;
+mod header;
 mod ids;
 mod images;
 mod inspect;
@@ -74,6 +76,7 @@ fn main() -> ExitCode {
         Command::Node(args) => commands::node::run(args, &console),
         Command::Bench(args) => commands::bench::run(args, &console),
         Command::Cost(args) => commands::cost::run(args, &console),
+        Command::Fit(args) => commands::fit::run(args, &console),
         Command::Doctor(args) => commands::doctor::run(args, &console),
         Command::Config(args) => commands::config::run(args, &words),
         Command::Completions(args) => commands::shell::completions(args),

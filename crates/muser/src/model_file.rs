@@ -43,6 +43,22 @@ impl ModelSource {
         Ok(Self::Bundled)
     }
 
+    /// What `named` means if it is here: a file, a pulled model, or Muse Tiny.
+    pub fn find(named: &str) -> anyhow::Result<Option<Self>> {
+        let path = Path::new(named);
+        let looks_like_a_file = path.exists() || path.extension().is_some() && !named.contains("://");
+        if named.is_empty() || looks_like_a_file || named.eq_ignore_ascii_case(BUNDLED_NAME) {
+            let is_of_a_hub = !path.exists() && named.matches('/').count() > 1;
+            return if is_of_a_hub { Ok(None) } else { Self::named(named).map(Some) };
+        }
+        Ok(store()?.find(named).ok().map(Self::File))
+    }
+
+    /// The pulled model that is taken where none is named, if there is one.
+    pub fn pulled_default() -> anyhow::Result<Option<Self>> {
+        Ok(pulled_default()?.map(Self::File))
+    }
+
     /// Opens the file over a memory map.
     pub fn open(&self) -> anyhow::Result<Arc<GgufFile>> {
         let file = match self {

@@ -569,6 +569,32 @@ fn a_failed_step_fails_its_requests_and_the_engine_goes_on() {
 }
 
 #[test]
+fn memory_that_runs_out_in_a_step_costs_the_newest_request_alone() {
+    for step in 0..6 {
+        let mut bench = bench();
+        let ask = |i: u64| greedy(stem(i, 120 + 150 * i as usize), 30);
+        let mut submissions: Vec<_> = (0..3).map(|i| bench.submit(ask(i)).expect("good")).collect();
+        bench.turns(2);
+        bench.fail_step(step, Fault::Memory);
+        let answers: Vec<Answer> =
+            submissions.iter_mut().map(|submission| bench.finish(submission)).collect();
+        let Some(RequestError::Device(what)) = answers[2].failure() else {
+            panic!("{:?}", answers[2].failure())
+        };
+        assert!(what.contains("out of memory on scripted"), "{what}");
+        for (i, answer) in (0..).zip(&answers[..2]) {
+            check_exact(&bench, &ask(i), answer);
+        }
+        // And there is room again.
+        let answer = bench.ask(ask(2));
+        check_exact(&bench, &ask(2), &answer);
+        let metrics = bench.driver.shared().metrics.snapshot();
+        assert_eq!((metrics.requests_failed, metrics.step_errors), (1, 1));
+        bench.assert_balanced();
+    }
+}
+
+#[test]
 fn a_lost_device_is_remembered() {
     let mut bench = bench();
     bench.ask(greedy(stem(1, 40), 1));

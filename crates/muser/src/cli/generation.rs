@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use muser_fit::DeviceList;
 
 use super::{DraftArgs, NodeUseArgs, PackStoreArgs, ProjectorArgs};
 use crate::env_vars;
@@ -17,6 +18,10 @@ pub struct ModelArgs {
     /// What computes
     #[arg(long, value_name = "BACKEND", default_value = "auto")]
     pub backend: BackendChoice,
+    /// Devices that share the model's layers, in this order: cpu, cuda:N, wgpu:N, each with =LAYERS where their number matters; or
+    /// auto, for what is best here. The text is the same
+    #[arg(long, value_name = "LIST", conflicts_with_all = ["backend", "adapter"])]
+    pub devices: Option<DeviceList>,
     /// GPU of the wgpu backend: its number, or a part of its name; default: the fastest kind that there is, never software
     #[arg(long, value_name = "NAME|N")]
     pub adapter: Option<String>,
@@ -62,7 +67,8 @@ pub enum PrefillChoice {
 /// What computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum BackendChoice {
-    /// A card that holds the model and passes its self-test (with CUDA, else with Vulkan or Metal), else the CPU; a note says which and why
+    /// A card that holds the model and passes its self-test (with CUDA, else with Vulkan or Metal), else a card and the CPU together, else
+    /// the CPU; a note says which and why
     #[default]
     Auto,
     /// The fast CPU kernels

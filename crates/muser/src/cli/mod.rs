@@ -5,6 +5,7 @@ mod companion;
 mod config;
 mod convert;
 mod draft;
+mod fit;
 mod generation;
 mod measure;
 mod node;
@@ -30,6 +31,7 @@ pub use companion::CompanionChoice;
 pub use config::{ConfigArgs, ConfigCommand, ConfigShowArgs};
 pub use convert::ConvertArgs;
 pub use draft::DraftArgs;
+pub use fit::{FitArgs, Memory};
 pub use generation::{
     BackendChoice, ChatArgs, KvChoice, ModelArgs, PrefillChoice, ReasoningChoice, RunArgs, SamplingArgs,
 };
@@ -133,6 +135,8 @@ pub enum Command {
     Bench(BenchArgs),
     /// Work out what a token costs
     Cost(CostArgs),
+    /// Work out which layers fit on which device, and how fast that is, on this machine or another
+    Fit(FitArgs),
     /// Make a model file of a Hugging Face checkpoint, NVFP4 and FP8 ones too
     Convert(ConvertArgs),
     /// Write a synthetic model file of any size

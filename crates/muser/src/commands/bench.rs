@@ -229,6 +229,9 @@ fn load(args: &BenchArgs, source: &ModelSource, tests: &[Test], console: &Consol
 
 /// The executor and the bytes of its repacked copy of the weights.
 fn executor(args: &BenchArgs, model: Model, console: &Console) -> Result<(Box<dyn Executor>, u64)> {
+    if args.model.devices.is_some() {
+        return Ok((crate::executor::build(model, &args.model, console)?, 0));
+    }
     let kv = crate::executor::kv_type(&args.model)?;
     if args.model.backend == BackendChoice::Auto
         && let Some(card) = crate::executor::card(&model, &args.model, console)

@@ -12,6 +12,7 @@ pub mod convert;
 pub mod cost;
 pub mod detokenize;
 pub mod doctor;
+pub mod fit;
 pub mod inspect;
 pub mod logits;
 pub mod models;

@@ -32,6 +32,7 @@ fn tiny() -> (tempfile::TempDir, ModelSource, BenchArgs) {
         model: ModelArgs {
             model: None,
             backend: BackendChoice::Scalar,
+            devices: None,
             adapter: None,
             threads: Some(1),
             ctx: None,
