@@ -148,7 +148,7 @@ mod tests {
         );
         assert!(!page.to_lowercase().contains("copyright (c)"));
         let lacking = package("d", "Zlib", &place("d"));
-        assert!(text(&root, &[lacking.clone()]).is_err());
+        assert!(text(&root, std::slice::from_ref(&lacking)).is_err());
         // Its people have given the text with another package.
         let [mut lacking, mut other] = [lacking, package("a", "Zlib", &place("a"))];
         assert!(text(&root, &[lacking.clone(), other.clone()]).is_err());
