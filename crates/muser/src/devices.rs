@@ -9,9 +9,8 @@ use muser_fit::{
 use muser_model::Model;
 use muser_split::{Grouping, SplitExecutor};
 
-use crate::cli::ModelArgs;
-use crate::engine::DEFAULT_CONTEXT;
-use crate::executor;
+use crate::backends;
+use crate::cli::{DEFAULT_CONTEXT, ModelArgs};
 use crate::output::{Console, usage_error};
 
 /// Bytes of the buffer that the processor's reading is measured with: beyond most caches, and filled in a moment.
@@ -31,7 +30,7 @@ pub fn build(
     parallel: Option<usize>,
     console: &Console,
 ) -> Result<Box<dyn Executor>> {
-    let kv = executor::kv_type(args)?;
+    let kv = backends::kv_type(args)?;
     let size = ModelSize::of_file(&model.file, &model.geometry);
     let wish = wish(model, args, parallel, kv);
     let (found, plan) = match list {
@@ -210,7 +209,7 @@ fn wgpu_device(number: usize) -> Result<Device, String> {
 
 #[cfg(feature = "wgpu")]
 fn discrete_gpus() -> Vec<(usize, Device)> {
-    if !executor::gpu_nodes() {
+    if !backends::gpu_nodes() {
         return Vec::new();
     }
     let adapters = muser_wgpu::adapters().into_iter();
@@ -266,7 +265,7 @@ fn make(
             let options = CpuOptions { threads, kv, ..CpuOptions::default() };
             Ok(Box::new(CpuExecutor::part(model.clone(), range, options)?))
         }
-        Backend::Cuda => executor::cuda_part(model, spec.number, range, args.prefill, kv),
-        Backend::Wgpu => executor::wgpu_part(model, spec.number, range, kv),
+        Backend::Cuda => backends::cuda_part(model, spec.number, range, args.prefill, kv),
+        Backend::Wgpu => backends::wgpu_part(model, spec.number, range, kv),
     }
 }

@@ -8,7 +8,7 @@ use muser_engine::{Engine, EngineConfig, EngineHandle, PrefixSource, parallel_th
 use muser_model::Model;
 use muser_prefix::PackUse;
 
-use crate::cli::{DraftArgs, ModelArgs, PackStoreArgs, Parallel, ProjectorArgs};
+use crate::cli::{DEFAULT_CONTEXT, DraftArgs, ModelArgs, PackStoreArgs, Parallel, ProjectorArgs};
 use crate::draft;
 use crate::executor;
 use crate::model_file::ModelSource;
@@ -16,10 +16,6 @@ use crate::nodes::{self, NodeWish, Nodes};
 use crate::output::{Console, HintExt as _, usage_error};
 use crate::packs::{self, PackFolder};
 use crate::projector;
-
-/// Positions that prompt and answer may have together unless `--ctx` says otherwise: keys and values of the released model
-/// then take half a gigabyte.
-pub const DEFAULT_CONTEXT: usize = 32_768;
 
 /// Longest time to the next token that the reading of another prompt may cause on a card.
 const CARD_ITL_TARGET: Duration = Duration::from_millis(50);

@@ -1,15 +1,15 @@
 //! The one place where a backend is chosen.
 
-use clap::ValueEnum as _;
-use muser_backend::{Executor, KvType, LayerRange, PartExecutor, ReferenceExecutor};
+use muser_backend::{Executor, KvType, ReferenceExecutor};
 use muser_cpu::{CpuExecutor, CpuOptions};
 use muser_model::Model;
 
-use crate::cli::{BackendChoice, KvChoice, ModelArgs, PrefillChoice};
+#[cfg(feature = "wgpu")]
+use crate::backends::gpu_nodes;
+pub use crate::backends::{cuda, kv_type, wgpu};
+use crate::cli::{BackendChoice, ModelArgs};
 use crate::devices;
-#[cfg(any(feature = "cuda", feature = "wgpu"))]
-use crate::output::HintExt as _;
-use crate::output::{Console, usage_error};
+use crate::output::Console;
 
 /// An executor for `model` as the arguments ask. Says on the console what was chosen where the choice was left to us.
 pub fn build(model: Model, args: &ModelArgs, console: &Console) -> anyhow::Result<Box<dyn Executor>> {
@@ -65,29 +65,6 @@ pub fn card(model: &Model, args: &ModelArgs, console: &Console) -> Option<Box<dy
             None
         }
     }
-}
-
-/// How K and V are stored: what was asked for, if the backend has it, else its default.
-pub fn kv_type(args: &ModelArgs) -> anyhow::Result<KvType> {
-    let has: &[(KvChoice, KvType)] = match args.backend {
-        BackendChoice::Scalar => &[(KvChoice::F32, KvType::F32), (KvChoice::F16, KvType::F16)],
-        BackendChoice::Cpu | BackendChoice::Cuda | BackendChoice::Wgpu | BackendChoice::Auto => {
-            &[(KvChoice::Int16, KvType::Int16), (KvChoice::Int8, KvType::Int8)]
-        }
-    };
-    let Some(choice) = args.kv else { return Ok(has[0].1) };
-    has.iter().find(|(name, _)| *name == choice).map(|(_, kv)| *kv).ok_or_else(|| {
-        let name = |choice: KvChoice| {
-            choice.to_possible_value().map_or_else(String::new, |v| v.get_name().to_owned())
-        };
-        let names: Vec<_> = has.iter().map(|(choice, _)| name(*choice)).collect();
-        let backend = args.backend.to_possible_value().map_or_else(String::new, |v| v.get_name().to_owned());
-        usage_error(format!(
-            "--kv {} is not there with --backend {backend}, which has {}",
-            name(choice),
-            names.join(", ")
-        ))
-    })
 }
 
 #[cfg(feature = "cuda")]
@@ -157,105 +134,9 @@ fn try_wgpu(model: &Model, args: &ModelArgs) -> Result<(Box<dyn Executor>, Strin
     }
 }
 
-/// May there be a GPU at all? Asking drivers takes a while, and some write to the terminal where there is no screen.
-#[cfg(feature = "wgpu")]
-pub fn gpu_nodes() -> bool {
-    if !cfg!(target_os = "linux") {
-        return true;
-    }
-    let is_node = |folder: &str, name: &str| {
-        std::fs::read_dir(folder).is_ok_and(|entries| {
-            entries.flatten().any(|entry| entry.file_name().to_string_lossy().starts_with(name))
-        })
-    };
-    is_node("/dev/dri", "render") || is_node("/dev", "nvidia") || std::path::Path::new("/dev/dxg").exists()
-}
-
 #[cfg(not(feature = "wgpu"))]
 fn try_wgpu(_model: &Model, _args: &ModelArgs) -> Result<(Box<dyn Executor>, String), String> {
     Err("this muser was built without the wgpu feature".to_owned())
-}
-
-/// An executor on a GPU by Vulkan or Metal.
-#[cfg(feature = "wgpu")]
-pub fn wgpu(model: &Model, args: &ModelArgs, kv: KvType) -> anyhow::Result<Box<dyn Executor>> {
-    use muser_wgpu::{Gpu, GpuOptions, WgpuExecutor, WgpuOptions};
-    let options = GpuOptions { adapter: args.adapter.clone(), ..GpuOptions::default() };
-    let made = Gpu::open_for(&options, model, kv)
-        .and_then(|gpu| WgpuExecutor::new(&gpu, model.clone(), WgpuOptions { kv, ..WgpuOptions::default() }));
-    match made {
-        Ok(executor) => Ok(Box::new(executor)),
-        Err(error) => Err(anyhow::Error::new(error)).hint("`--backend cpu` runs on any machine"),
-    }
-}
-
-/// This build has no wgpu backend.
-#[cfg(not(feature = "wgpu"))]
-pub fn wgpu(_model: &Model, _args: &ModelArgs, _kv: KvType) -> anyhow::Result<Box<dyn Executor>> {
-    Err(usage_error("--backend wgpu: this muser was built without the wgpu feature"))
-}
-
-/// Some layers on a GPU by Vulkan or Metal.
-#[cfg(feature = "wgpu")]
-pub fn wgpu_part(
-    model: &Model,
-    number: usize,
-    range: LayerRange,
-    kv: KvType,
-) -> anyhow::Result<Box<dyn PartExecutor>> {
-    use muser_wgpu::{Gpu, GpuOptions, WgpuExecutor, WgpuOptions};
-    let options = GpuOptions { adapter: Some(number.to_string()), ..GpuOptions::default() };
-    let gpu = Gpu::open_for(&options, model, kv)?;
-    let options = WgpuOptions { kv, ..WgpuOptions::default() };
-    Ok(Box::new(WgpuExecutor::part(&gpu, model.clone(), range, options)?))
-}
-
-/// This build has no wgpu backend.
-#[cfg(not(feature = "wgpu"))]
-pub fn wgpu_part(
-    _model: &Model,
-    _number: usize,
-    _range: LayerRange,
-    _kv: KvType,
-) -> anyhow::Result<Box<dyn PartExecutor>> {
-    Err(usage_error("this muser was built without the wgpu feature"))
-}
-
-/// Some layers on an NVIDIA card.
-#[cfg(feature = "cuda")]
-pub fn cuda_part(
-    model: &Model,
-    number: usize,
-    range: LayerRange,
-    prefill: PrefillChoice,
-    kv: KvType,
-) -> anyhow::Result<Box<dyn PartExecutor>> {
-    use muser_cuda::{CudaExecutor, CudaOptions};
-    // Of many rows a card with a part of the model waits for the others.
-    let max_rows = if range.is_whole() { CudaOptions::default().max_rows } else { 512 };
-    let prefill = rounding(prefill);
-    let options = CudaOptions { device: number, max_rows, prefill, kv, ..CudaOptions::default() };
-    Ok(Box::new(CudaExecutor::part(model, range, options)?))
-}
-
-/// This build has no CUDA backend.
-#[cfg(not(feature = "cuda"))]
-pub fn cuda_part(
-    _model: &Model,
-    _number: usize,
-    _range: LayerRange,
-    _prefill: PrefillChoice,
-    _kv: KvType,
-) -> anyhow::Result<Box<dyn PartExecutor>> {
-    Err(usage_error("this muser was built without the cuda feature"))
-}
-
-#[cfg(feature = "cuda")]
-fn rounding(prefill: PrefillChoice) -> muser_cuda::Prefill {
-    match prefill {
-        PrefillChoice::Exact => muser_cuda::Prefill::Exact,
-        PrefillChoice::Fast => muser_cuda::Prefill::Fast,
-    }
 }
 
 /// What a model takes on a card: its weights, the keys and values of one context, and room to compute in.
@@ -268,23 +149,6 @@ fn needed_bytes(model: &Model, args: &ModelArgs, kv: KvType) -> u64 {
     let g = &model.geometry;
     let position = g.layers() * g.kv_heads * kv.head_bytes(g.head_dim);
     weights + positions * position as u64 + ROOM_BYTES
-}
-
-/// An executor on the first NVIDIA card.
-#[cfg(feature = "cuda")]
-pub fn cuda(model: &Model, prefill: PrefillChoice, kv: KvType) -> anyhow::Result<Box<dyn Executor>> {
-    use muser_cuda::{CudaExecutor, CudaOptions};
-    let prefill = rounding(prefill);
-    match CudaExecutor::new(model, CudaOptions { prefill, kv, ..CudaOptions::default() }) {
-        Ok(executor) => Ok(Box::new(executor)),
-        Err(error) => Err(anyhow::Error::new(error)).hint("`--backend cpu` runs on any machine"),
-    }
-}
-
-/// This build has no CUDA backend.
-#[cfg(not(feature = "cuda"))]
-pub fn cuda(_model: &Model, _prefill: PrefillChoice, _kv: KvType) -> anyhow::Result<Box<dyn Executor>> {
-    Err(usage_error("--backend cuda: this muser was built without the cuda feature"))
 }
 
 #[cfg(test)]

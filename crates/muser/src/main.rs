@@ -6,6 +6,7 @@
 
 #![allow(unreachable_pub, reason = "nothing outside a binary can use it; `pub` marks what other modules use")]
 
+mod backends;
 mod cli;
 mod commands;
 mod config;

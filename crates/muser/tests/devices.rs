@@ -142,7 +142,7 @@ fn sizes_that_are_none_and_plans_that_do_not_fit_are_wrong_usage() {
         assert!(error.contains(expected), "{args:?}: {error}");
     };
     check(&["--memory", "12"], "such as 12g or 512m, found `12`");
-    check(&["--ram", "-4g"], "found `-4g`");
+    check(&["--ram=-4g"], "found `-4g`");
     check(&["--memory", "0g"], "found `0g`");
     check(&["--ram-read", "NaN"], "found `NaN`");
     check(&["--card", "Voodoo 2"], "no known card");

@@ -8,6 +8,10 @@ use muser_fit::DeviceList;
 use super::{DraftArgs, NodeUseArgs, PackStoreArgs, ProjectorArgs};
 use crate::env_vars;
 
+/// Positions that prompt and answer may have together unless `--ctx` says otherwise: keys and values of the released model
+/// then take half a gigabyte.
+pub const DEFAULT_CONTEXT: usize = 32_768;
+
 /// Which model, and on what.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Model options")]

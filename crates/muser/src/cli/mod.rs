@@ -33,7 +33,8 @@ pub use convert::ConvertArgs;
 pub use draft::DraftArgs;
 pub use fit::{FitArgs, Memory};
 pub use generation::{
-    BackendChoice, ChatArgs, KvChoice, ModelArgs, PrefillChoice, ReasoningChoice, RunArgs, SamplingArgs,
+    BackendChoice, ChatArgs, DEFAULT_CONTEXT, KvChoice, ModelArgs, PrefillChoice, ReasoningChoice, RunArgs,
+    SamplingArgs,
 };
 pub use measure::{BenchArgs, CostArgs, RepackChoice};
 pub use node::{NodeAddArgs, NodeArgs, NodeCommand, NodeListArgs, NodeRotateArgs};

@@ -9,9 +9,8 @@ use muser_fit::{Asked, Device, KNOWN, ModelSize, Plan, Wish, host, known, plan_a
 use muser_model::Geometry;
 use serde::Serialize;
 
-use crate::cli::{FitArgs, KvChoice, Memory};
+use crate::cli::{DEFAULT_CONTEXT, FitArgs, KvChoice, Memory};
 use crate::devices;
-use crate::engine::DEFAULT_CONTEXT;
 use crate::header;
 use crate::model_file::ModelSource;
 use crate::output::{Console, usage_error};

@@ -38,6 +38,8 @@ impl Home {
         command
             .args(args)
             .env("MUSER_HOME", self.folder.path())
+            // Vulkan drivers write to the terminal where it is missing.
+            .env("XDG_RUNTIME_DIR", self.folder.path())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
