@@ -53,7 +53,8 @@ fn module(path: &str) -> Module {
 
 /// The text without comments and without the tests at its end.
 fn product_text(text: &str) -> String {
-    let product = text.split("\nmod tests {").next().unwrap_or_default();
+    let ends = ["\nmod tests {", "\npub mod tests {"].map(|start| text.find(start));
+    let product = &text[..ends.into_iter().flatten().min().unwrap_or(text.len())];
     product.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
 }
 
