@@ -2,7 +2,7 @@
 
 use crate::ModelSize;
 
-/// What kind of device; what is known of each kind is in [`crate::expect`].
+/// What kind of device; what is known of each kind is in `expect.rs`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The processor and its memory.

@@ -1,7 +1,7 @@
 //! What the routes need of an engine, as one narrow trait.
 //!
 //! Token ids go in, token ids come out; text is this crate's business (through `muser-text`). The live engine is
-//! bound in [`crate::live`]; tests bind a script. The invariants an implementation keeps: dropping a
+//! bound in [`crate::engine_backend`]; tests bind a script. The invariants an implementation keeps: dropping a
 //! [`EventStream`] cancels its request within one step, and a stream that is not polled holds up nobody else.
 
 use std::pin::Pin;

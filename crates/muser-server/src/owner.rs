@@ -1,7 +1,7 @@
 //! Whose request is being answered.
 //!
 //! What one key has (cached prefixes, packs, sessions, slots) is not there for another: it is neither found, counted nor
-//! timed. The owner is told by [`crate::auth::guard`] and travels with the task that answers, so that no route can forget
+//! timed. The owner is told by the guard of routes and travels with the task that answers, so that no route can forget
 //! it; a route outside of that task has no owner and fails.
 
 use muser_kv::CacheScope;
