@@ -1,4 +1,4 @@
-//! The `packages` step of CI: everything is packed from the executable at hand, installed as a user would into a folder for that, and
+//! The `packages` step: everything is packed from the executable at hand, installed as a user would into a folder for that, and
 //! answers from there.
 
 use std::io::{Read as _, Write as _};
