@@ -5,7 +5,7 @@ use hyper::header;
 
 use crate::error::HubError;
 use crate::headers::{content_length, content_range};
-use crate::http::{Client, Limits};
+use crate::http::Client;
 use crate::pull::{PullOptions, protocol, status_error};
 use crate::source::{Hub, Source};
 
@@ -32,13 +32,7 @@ pub fn beginning(
     if options.offline {
         return Err(HubError::Offline { name: source.file_name.clone(), dir: std::path::PathBuf::new() });
     }
-    let client = Client::new(
-        Limits { connect: options.connect_timeout, stall: options.stall_timeout },
-        hub.base().clone(),
-        options.token.clone(),
-        options.proxies.clone(),
-        options.extra_roots.as_deref(),
-    )?;
+    let client = options.client(hub)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

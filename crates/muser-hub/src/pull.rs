@@ -52,6 +52,19 @@ pub struct PullOptions {
     pub extra_roots: Option<PathBuf>,
 }
 
+impl PullOptions {
+    /// What talks to a hub as these options say.
+    pub(crate) fn client(&self, hub: &Hub) -> Result<Client, HubError> {
+        Client::new(
+            Limits { connect: self.connect_timeout, stall: self.stall_timeout },
+            hub.base().clone(),
+            self.token.clone(),
+            self.proxies.clone(),
+            self.extra_roots.as_deref(),
+        )
+    }
+}
+
 impl Default for PullOptions {
     fn default() -> Self {
         Self {
@@ -102,13 +115,7 @@ pub fn pull(
         // Hashing a part cannot be stopped half-way; it takes seconds.
         let _ = on_progress(&Progress::new(Phase::Checking, bytes, total, 0.0));
     })?;
-    let client = Client::new(
-        Limits { connect: options.connect_timeout, stall: options.stall_timeout },
-        hub.base().clone(),
-        options.token.clone(),
-        options.proxies.clone(),
-        options.extra_roots.as_deref(),
-    )?;
+    let client = options.client(hub)?;
     let resumed_bytes = part.len();
     let job = Job {
         store,

@@ -3,7 +3,9 @@
 //! The device is lavapipe (`mesa-vulkan-drivers`), which computes as slowly as a processor must; shapes are small. Where
 //! `MUSER_WGPU_ADAPTER` names another one, that is taken.
 
-use std::sync::{Arc, OnceLock};
+mod support;
+
+use std::sync::Arc;
 
 use muser_backend::conformance::{
     cleared_rows_tell_nothing, draft_invariance, draft_logits, import_continues, row_invariance,
@@ -15,23 +17,8 @@ use muser_gguf::{GgmlType, GgufFile};
 use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
 use muser_model::synth::Mix;
 use muser_model::{DflashConfig, Draft, Geometry, Model, synth};
-use muser_wgpu::{Gpu, GpuOptions, WgpuExecutor, WgpuOptions};
-
-/// The device of all tests; none is said once.
-fn gpu() -> Option<&'static Arc<Gpu>> {
-    static GPU: OnceLock<Option<Arc<Gpu>>> = OnceLock::new();
-    let open = || {
-        let adapter = std::env::var("MUSER_WGPU_ADAPTER").unwrap_or_else(|_| "llvmpipe".to_owned());
-        match Gpu::open(&GpuOptions { adapter: Some(adapter), ..GpuOptions::default() }) {
-            Ok(gpu) => Some(gpu),
-            Err(error) => {
-                muser_testkit::skip(muser_testkit::Need::Vulkan, error);
-                None
-            }
-        }
-    };
-    GPU.get_or_init(open).as_ref()
-}
+use muser_wgpu::{Gpu, WgpuExecutor, WgpuOptions};
+use support::gpu;
 
 /// Two layers, one of each kind, with a window of 40.
 fn geometry() -> Geometry {

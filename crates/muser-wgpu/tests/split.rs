@@ -2,7 +2,9 @@
 //!
 //! The device is lavapipe, as in `conformance.rs`; shapes are small.
 
-use std::sync::{Arc, OnceLock};
+mod support;
+
+use std::sync::Arc;
 
 use muser_backend::conformance::{draft_logits, import_continues, row_invariance, skipped_context_is_blank};
 use muser_backend::{Executor, KvType, LayerRange, PartExecutor};
@@ -11,22 +13,8 @@ use muser_gguf::{GgmlType, GgufFile};
 use muser_model::synth::{self, Mix};
 use muser_model::{DflashConfig, Draft, Geometry, Model};
 use muser_split::{Grouping, SplitExecutor};
-use muser_wgpu::{Gpu, GpuOptions, WgpuExecutor, WgpuOptions};
-
-fn gpu() -> Option<&'static Arc<Gpu>> {
-    static GPU: OnceLock<Option<Arc<Gpu>>> = OnceLock::new();
-    let open = || {
-        let adapter = std::env::var("MUSER_WGPU_ADAPTER").unwrap_or_else(|_| "llvmpipe".to_owned());
-        match Gpu::open(&GpuOptions { adapter: Some(adapter), ..GpuOptions::default() }) {
-            Ok(gpu) => Some(gpu),
-            Err(error) => {
-                muser_testkit::skip(muser_testkit::Need::Vulkan, error);
-                None
-            }
-        }
-    };
-    GPU.get_or_init(open).as_ref()
-}
+use muser_wgpu::{Gpu, WgpuExecutor, WgpuOptions};
+use support::gpu;
 
 /// Four layers, three of them with a window of 40.
 fn geometry() -> Geometry {

@@ -66,11 +66,6 @@ fn named(
     Ok((found, plan))
 }
 
-/// Is there a card that could share the layers with the processor?
-pub fn has_card() -> bool {
-    !cards().is_empty()
-}
-
 /// Devices of this machine, for `muser fit`.
 pub fn of_this_machine(ram_read: Option<f64>, console: &Console) -> Vec<Device> {
     let found = all(None, ram_read);

@@ -59,9 +59,7 @@ pub fn card(model: &Model, args: &ModelArgs, console: &Console) -> Option<Box<dy
             Some(executor)
         }
         Err(why) => {
-            let is_alone = args.threads.is_some() || !devices::has_card();
-            let more = if is_alone { "" } else { "; `--devices auto` shares the layers with the card" };
-            console.note(format!("computing on the CPU: {why}{more}"));
+            console.note(format!("computing on the CPU: {why}"));
             None
         }
     }
@@ -82,7 +80,7 @@ fn try_card(model: &Model, args: &ModelArgs) -> Result<(Box<dyn Executor>, Strin
     let needed = needed_bytes(model, args, kv);
     if found.free_bytes < needed {
         return Err(format!(
-            "the model needs about {:.1} GB, {} has {:.1} GB free",
+            "the model needs about {:.1} GB, {} has {:.1} GB free (`--devices auto` shares the layers)",
             needed as f64 / 1e9,
             found.name,
             found.free_bytes as f64 / 1e9
@@ -123,7 +121,7 @@ fn try_wgpu(model: &Model, args: &ModelArgs) -> Result<(Box<dyn Executor>, Strin
     if facts.memory.is_some_and(|memory| memory < needed) {
         let memory = facts.memory.unwrap_or(0) as f64 / 1e9;
         return Err(format!(
-            "the model needs about {:.1} GB, {} has {memory:.1} GB",
+            "the model needs about {:.1} GB, {} has {memory:.1} GB (`--devices auto` shares the layers)",
             needed as f64 / 1e9,
             facts.name
         ));

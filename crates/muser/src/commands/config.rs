@@ -63,7 +63,9 @@ fn show(args: &ConfigShowArgs, words: &[OsString]) -> Result<()> {
             .hint(format!("these are: {}", names.join(", ")));
     }
     let arguments = definition.get_arguments().chain(configured.definitions.get_arguments());
-    let rows = arguments.filter(|arg| is_shown(arg)).map(|arg| Row::new(arg, &configured, &command, matches));
+    let rows = arguments
+        .filter(|arg| config::is_settable(arg))
+        .map(|arg| Row::new(arg, &configured, &command, matches));
     let rows: Vec<Row> = rows.collect();
     if args.json {
         let all: Map<String, Value> = rows
@@ -110,10 +112,6 @@ fn file_alone(outer: &Configured, json: bool, out: &mut impl std::io::Write) -> 
         writeln!(out, "{} = {}  # line {}", setting.key, toml_of(&setting.value.to_json()), setting.line)?;
     }
     Ok(())
-}
-
-fn is_shown(arg: &Arg) -> bool {
-    arg.get_long().is_some() && !["help", "version", "config"].contains(&arg.get_id().as_str())
 }
 
 /// One flag of a command.

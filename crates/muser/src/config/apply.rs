@@ -103,7 +103,8 @@ fn find<'a>(root: &'a Command, path: &[String]) -> Result<&'a Command, String> {
     Ok(at)
 }
 
-fn is_settable(arg: &Arg) -> bool {
+/// Can a file set this argument?
+pub fn is_settable(arg: &Arg) -> bool {
     arg.get_long().is_some() && !NOT_IN_FILES.contains(&arg.get_id().as_str())
 }
 

@@ -25,7 +25,7 @@ use std::path::PathBuf;
 
 use clap::{ArgMatches, Command};
 
-pub use self::apply::Sources;
+pub use self::apply::{Sources, is_settable};
 pub use self::file::Setting;
 pub use self::given::leaf;
 use crate::env_vars;
