@@ -36,12 +36,13 @@ pub(crate) fn command(root: &Path, arguments: &[String]) -> Result<()> {
         None => build::executable(root, options.target)?,
     };
     let out = options.out.clone().unwrap_or_else(|| crate::target_dir().join("packages"));
-    let made = pack(root, &options, &executable, &out, Care::ForRelease)?;
+    let care = if options.local { Care::ForTest } else { Care::ForRelease };
+    let made = pack(root, &options, &executable, &out, care)?;
     for path in made {
         let size = std::fs::metadata(&path)?.len();
         println!("{size:>12} {}", path.display());
     }
-    if options.check { check::check_packed(root, &out) } else { Ok(()) }
+    if options.check { check::check_packed(root, &out, care) } else { Ok(()) }
 }
 
 /// How much is asked of an executable.

@@ -38,9 +38,6 @@ type Step = (&'static str, &'static str, fn() -> Result<()>);
 /// Steps without a compiler: what `quick` runs.
 const QUICK: &[&str] = &["fmt", "tidy", "supply", "licences", "deny", "packaging", "receipts"];
 
-/// Steps that `ci` leaves out: run by name until a whole run has shown that they hold on a bare machine.
-const BY_NAME: &[&str] = &["packages"];
-
 const STEPS: &[Step] = &[
     ("fmt", "formatting is rustfmt's", || cargo(&["fmt", "--all", "--check"])),
     ("tidy", "size of the tree, words, file lengths, what pages say of crates, variables and ids", || {
@@ -122,9 +119,7 @@ fn main() -> ExitCode {
     }
     let steps: Vec<&Step> = STEPS
         .iter()
-        .filter(|s| {
-            name == "ci" && !BY_NAME.contains(&s.0) || s.0 == name || name == "quick" && QUICK.contains(&s.0)
-        })
+        .filter(|s| name == "ci" || s.0 == name || name == "quick" && QUICK.contains(&s.0))
         .collect();
     if steps.is_empty() {
         println!(

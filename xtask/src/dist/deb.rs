@@ -98,8 +98,9 @@ fn files(contents: &Contents, maintainer: &str, version: &str) -> Result<Vec<Ent
     }
     let mit = String::from_utf8_lossy(contents.bytes_of("share/doc/muser/LICENSE-MIT")?).into_owned();
     let copyright = format!(
-        "muser is licensed under the Apache License 2.0, whose text is in\n/usr/share/common-licenses/Apache-2.0, or under the \
-         following terms, at your choice.\nWhat others have written in it: /usr/share/doc/muser/THIRD-PARTY.txt.\n\n{mit}"
+        "Copyright {} the authors of muser.\n\nmuser is licensed under the Apache License 2.0, whose text is in\n\
+         /usr/share/common-licenses/Apache-2.0, or under the following terms, at your choice.\nWhat others have written in it: /usr/share/doc/muser/THIRD-PARTY.txt.\n\n{mit}",
+        sbom::date(contents.time).0
     );
     files.push(Entry::new("usr/share/doc/muser/copyright", 0o644, copyright.into_bytes()));
     let changelog = format!(

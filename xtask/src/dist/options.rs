@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context as _, Result, bail};
 
 pub(crate) const USAGE: &str = "dist [--target TRIPLE] [--from EXECUTABLE [--describe-with EXECUTABLE]] [--out FOLDER] \
-     [--url ADDRESS] [--maintainer 'NAME <MAIL>'] [--check]";
+     [--url ADDRESS] [--maintainer 'NAME <MAIL>'] [--check] [--local]";
 
 /// A place to run.
 #[derive(Debug, PartialEq, Eq)]
@@ -57,6 +57,8 @@ pub(crate) struct Options {
     pub(crate) maintainer: String,
     /// Install what was packed, here, and ask it for an answer.
     pub(crate) check: bool,
+    /// Pack an executable that was built for this machine alone, as it is.
+    pub(crate) local: bool,
 }
 
 impl Options {
@@ -70,6 +72,7 @@ impl Options {
             // A name that never resolves: whoever releases says who they are.
             maintainer: "muser maintainers <maintainers@muser.invalid>".to_owned(),
             check: false,
+            local: false,
         };
         let mut arguments = arguments.iter();
         while let Some(name) = arguments.next() {
@@ -83,6 +86,7 @@ impl Options {
                 "--url" => options.url = Some(value()?),
                 "--maintainer" => options.maintainer = value()?,
                 "--check" => options.check = true,
+                "--local" => options.local = true,
                 other => bail!("{other} is not known\nusage: cargo xtask {USAGE}"),
             }
         }
@@ -107,10 +111,10 @@ mod tests {
 
     #[test]
     fn options_are_read_or_refused() {
-        let options =
-            parse("--target aarch64-apple-darwin --from a --check --out b --url https://x").expect("right");
+        let options = parse("--target aarch64-apple-darwin --from a --check --local --out b --url https://x")
+            .expect("right");
         assert_eq!(options.target.triple, "aarch64-apple-darwin");
-        assert!(options.target.debian.is_none() && options.check);
+        assert!(options.target.debian.is_none() && options.check && options.local);
         assert_eq!((options.from, options.out), (Some("a".into()), Some("b".into())));
         for (line, word) in [
             ("--target", "wants a value"),
