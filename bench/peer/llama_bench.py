@@ -10,6 +10,9 @@ llama.cpp's own tools do (without one it starts threads for every graph), and ev
 repacking, in turn, and reports the better. Test names are those of `muser bench`: pp512, tg@2048, rows8@0, draft8@0.
 Prints one JSON object on standard output. Needs Python 3.9 and, for the first run, npm.
 
+With --gpu-layers N the last N layers are on the card and the rest in memory: beside `muser bench --devices` with as many bytes on
+the card. Prompts are then read by the card, too, as is llama.cpp's default.
+
 With --gpu all layers are on the card (the same release's CUDA 13.1 build) and the choices tried are physical batches of 512
 and 2,048 rows. A driver older than that build cannot translate its portable code: native_cuda.py beside this file makes a
 folder of libraries with machine code for one card, for --libraries.
@@ -235,7 +238,8 @@ class Session:
 def measure(library, path, tests, options, choice):
     """Results of all tests with one loaded model, and the seconds that loading took."""
     params = library.model_default_params()
-    params.n_gpu_layers, params.use_extra_bufts = (-1 if options.gpu else 0), choice.get("repack", True)
+    params.n_gpu_layers = options.gpu_layers if options.gpu_layers is not None else -1 if options.gpu else 0
+    params.use_extra_bufts = choice.get("repack", True)
     start = time.perf_counter()
     model = library.model_load_from_file(path.encode(), params) or sys.exit(f"llama.cpp cannot load {path}")
     load_s = time.perf_counter() - start
@@ -266,9 +270,11 @@ def main():
     parser.add_argument("--reps", type=int, default=1)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--gpu", action="store_true", help="all layers on the card")
+    parser.add_argument("--gpu-layers", type=int, metavar="N", help="the last N layers on the card, the others in memory")
     parser.add_argument("--libraries", help="a folder with the libraries, instead of those of the package")
     parser.add_argument("--repack", choices=("on", "off", "best"), default="best")
     options = parser.parse_args()
+    options.gpu = options.gpu or options.gpu_layers is not None
     tests = [Test(name) for name in options.tests.split(",") if name]
     build = GPU if options.gpu else CPU
     library = Library(options.libraries or library_folder(build), build[3])
@@ -283,7 +289,8 @@ def main():
                 best[name] = result
     print(json.dumps({
         "engine": "llama.cpp", "commit": f"v{library.version().decode()}, {build[0]} {VERSION}",
-        "device": "the card" if options.gpu else f"{platform.processor() or platform.machine()}, {options.threads} threads",
+        "device": f"{options.gpu_layers} layers on the card, {options.threads} threads" if options.gpu_layers is not None
+        else "the card" if options.gpu else f"{platform.processor() or platform.machine()}, {options.threads} threads",
         "system": library.print_system_info().decode().strip(), "bandwidth": None, "model": os.path.basename(options.model),
         "load_s": {name: round(seconds, 2) for name, seconds in loads.items()},
         "tests": [best[test.name] for test in tests]}))

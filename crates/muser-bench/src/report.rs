@@ -46,12 +46,55 @@ pub struct Report {
     pub load_average: (Option<f64>, Option<f64>),
     /// Results.
     pub tests: Vec<TestResult>,
+    /// What the planner expected, where several devices may share the layers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expected: Option<Expectation>,
     /// Another program in turn.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compare: Option<Comparison>,
     /// Decoding with a draft against decoding without.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub drafting: Option<DraftingReport>,
+}
+
+/// What the planner expected before anything was measured.
+#[derive(Debug, Serialize)]
+pub struct Expectation {
+    /// The parts in the order of their layers.
+    pub parts: Vec<PartFacts>,
+    /// Tokens a second that one sequence is written with.
+    pub tok_s_one: f64,
+    /// The same of eight together.
+    pub tok_s_eight: f64,
+    /// Tokens a second that a prompt is read with.
+    pub prompt_tok_s: f64,
+    /// Milliseconds in which the devices read the weights of their parts once, one after the other.
+    pub read_ms: f64,
+}
+
+/// A device and its layers.
+#[derive(Debug, Serialize)]
+pub struct PartFacts {
+    /// What `--devices` calls it.
+    pub device: String,
+    /// Layers.
+    pub layers: usize,
+    /// Bytes of weights that a token reads there.
+    pub weight_bytes: u64,
+    /// Gigabytes a second that the device reads.
+    pub read_gb_s: f64,
+}
+
+impl Expectation {
+    /// What was expected of a test by its name, if anything was.
+    fn of(&self, test: &str) -> Option<f64> {
+        match test.split_once('@') {
+            Some(("tg", _)) => Some(self.tok_s_one),
+            Some(("rows8", _)) => Some(self.tok_s_eight),
+            None if test.starts_with("pp") => Some(self.prompt_tok_s),
+            _ => None,
+        }
+    }
 }
 
 /// The comparison.
@@ -161,6 +204,26 @@ impl Report {
                 test.quiet_reps,
                 test.reps.len(),
             ));
+        }
+        if let Some(expected) = &self.expected {
+            let part = |part: &PartFacts| {
+                let gigabytes = part.weight_bytes as f64 / 1e9;
+                format!(
+                    "{} layers on {} ({gigabytes:.2} GB at {:.1} GB/s)",
+                    part.layers, part.device, part.read_gb_s
+                )
+            };
+            let parts: Vec<String> = expected.parts.iter().map(part).collect();
+            line(format_args!("\n{}: weights read once take {:.2} ms", parts.join(", "), expected.read_ms));
+            for test in &self.tests {
+                if let Some(rate) = expected.of(&test.test) {
+                    let (name, found) = (&test.test, test.tok_s);
+                    line(format_args!(
+                        "{name:<14} {found:>10.2} tok/s, {rate:.2} expected: {:.2}x",
+                        found / rate
+                    ));
+                }
+            }
         }
         if let Some(compare) = &self.compare {
             line(format_args!("\nin turn with: {}", compare.command));

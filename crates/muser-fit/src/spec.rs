@@ -39,6 +39,8 @@ pub struct DeviceSpec {
     pub number: usize,
     /// Layers, if they were given.
     pub layers: Option<usize>,
+    /// Bytes of its memory that may be used, if it is not all that is free.
+    pub memory: Option<u64>,
 }
 
 impl fmt::Display for DeviceSpec {
@@ -87,6 +89,10 @@ fn device(item: &str) -> Result<DeviceSpec, String> {
         Some((device, layers)) => (device.trim(), Some(layers.trim())),
         None => (item, None),
     };
+    let (device, memory) = match device.split_once('@') {
+        Some((device, memory)) => (device.trim(), Some(memory.trim())),
+        None => (device, None),
+    };
     let (name, number) = device.split_once(':').map_or((device, None), |(name, n)| (name, Some(n)));
     let backend = match name.to_ascii_lowercase().as_str() {
         "cpu" => Backend::Cpu,
@@ -95,7 +101,7 @@ fn device(item: &str) -> Result<DeviceSpec, String> {
         _ => {
             let found = if item.is_empty() { "nothing".into() } else { format!("`{item}`") };
             return Err(format!(
-                "expected cpu, cuda:N or wgpu:N, with =LAYERS where their number matters, or auto alone; found {found}"
+                "expected cpu, cuda:N or wgpu:N, with @SIZE and =LAYERS where memory and layers matter, or auto alone; found {found}"
             ));
         }
     };
@@ -113,7 +119,8 @@ fn device(item: &str) -> Result<DeviceSpec, String> {
                 .ok_or_else(|| format!("layers of {device}: expected a number from 1, found `{text}`"))?,
         ),
     };
-    Ok(DeviceSpec { backend, number, layers })
+    let memory = memory.map(|text| parse_bytes(text).map_err(|error| format!("memory of {device}: {error}")));
+    Ok(DeviceSpec { backend, number, layers, memory: memory.transpose()? })
 }
 
 /// Digits and nothing else.
@@ -151,7 +158,10 @@ mod tests {
             DeviceList::Auto => Ok("auto".into()),
             DeviceList::These(devices) => Ok(devices
                 .iter()
-                .map(|d| d.layers.map_or(d.to_string(), |layers| format!("{d}={layers}")))
+                .map(|d| {
+                    let memory = d.memory.map(|bytes| format!("@{bytes}")).unwrap_or_default();
+                    d.layers.map_or(format!("{d}{memory}"), |layers| format!("{d}{memory}={layers}"))
+                })
                 .collect::<Vec<_>>()
                 .join(" ")),
         }
@@ -167,6 +177,7 @@ mod tests {
             ("CUDA:0=30, cpu", "cuda:0=30 cpu"),
             ("cpu=4,vulkan:2=4", "cpu=4 wgpu:2=4"),
             ("cpu:0,cpu:1", "cpu cpu:1"),
+            ("cuda:0@12g=30, cpu @ 512m", "cuda:0@12884901888=30 cpu@536870912"),
         ] {
             assert_eq!(names(text).as_deref(), Ok(expected), "{text}");
         }
@@ -189,6 +200,12 @@ mod tests {
             ("cuda:0=-3,cpu", "found `-3`"),
             ("cuda:0=,cpu", "found ``"),
             ("cuda:0=all,cpu", "found `all`"),
+            (
+                "cuda:0@12,cpu",
+                "memory of cuda:0: expected a size with its unit, such as 12g or 512m, found `12`",
+            ),
+            ("cuda:0@,cpu", "found ``"),
+            ("cuda:0=30@12g,cpu", "found `30@12g`"),
             ("cpu,cpu", "cpu is there twice"),
             ("cuda,cpu,cuda:0=3", "cuda:0 is there twice"),
             ("vulkan:1,wgpu:1", "wgpu:1 is there twice"),

@@ -54,6 +54,8 @@ pub struct SplitExecutor {
     pipeline: Option<Pipeline>,
     /// Bytes for blocks in host memory, where some parts have blocks there and others elsewhere.
     host_room: Option<u64>,
+    /// Bytes for blocks that a part may take at most, by part; those that are not there may take what they have.
+    most: Vec<Option<u64>>,
 }
 
 impl SplitExecutor {
@@ -89,6 +91,7 @@ impl SplitExecutor {
             cuts: Vec::new(),
             pipeline: None,
             host_room: None,
+            most: Vec::new(),
         };
         executor.gather();
         Ok(executor)
@@ -98,6 +101,14 @@ impl SplitExecutor {
     #[must_use]
     pub fn with_host_room(mut self, bytes: Option<u64>) -> Self {
         self.host_room = bytes;
+        self.gather();
+        self
+    }
+
+    /// Parts may take no more than so much for blocks, whatever their devices have.
+    #[must_use]
+    pub fn with_most(mut self, bytes: Vec<Option<u64>>) -> Self {
+        self.most = bytes;
         self.gather();
         self
     }
@@ -113,7 +124,10 @@ impl SplitExecutor {
 
     /// Sums up what the parts say of themselves.
     pub(crate) fn gather(&mut self) {
-        let infos: Vec<ExecutorInfo> = self.parts.iter().map(|part| part.lock().info().clone()).collect();
+        let mut infos: Vec<ExecutorInfo> = self.parts.iter().map(|part| part.lock().info().clone()).collect();
+        for (info, most) in infos.iter_mut().zip(&self.most) {
+            info.kv_room = info.kv_room.map(|room| most.map_or(room, |most| room.min(most)));
+        }
         let bytes = |group| infos.iter().map(|info| info.block_bytes(group)).collect::<Vec<_>>();
         self.sizes = [bytes(KvGroup::Full), bytes(KvGroup::Sliding)];
         let last = &infos[infos.len() - 1];

@@ -2,9 +2,11 @@
 
 use anyhow::Result;
 use muser_backend::{Executor, KvType, LayerRange, PartExecutor};
+use muser_bench::report::{Expectation, PartFacts};
 use muser_cpu::{BandwidthProbe, CpuExecutor, CpuOptions, Isa};
 use muser_fit::{
-    Asked, Backend, Device, DeviceList, DeviceSpec, Kind, ModelSize, Plan, Wish, host, plan, plan_auto,
+    Asked, Backend, Device, DeviceList, DeviceSpec, Expected, Kind, ModelSize, PartPlan, Plan, Wish, host,
+    plan, plan_auto,
 };
 use muser_model::Model;
 use muser_split::{Grouping, SplitExecutor};
@@ -22,6 +24,31 @@ struct Found {
     device: Device,
 }
 
+/// An executor over devices that share the layers, and the plan behind it.
+pub struct Planned {
+    /// What computes.
+    pub executor: Box<dyn Executor>,
+    plan: Plan,
+    devices: Vec<Device>,
+}
+
+impl Planned {
+    /// What the plan expects, beside which measurements are written.
+    pub fn expectation(&self, model: &Model) -> Expectation {
+        let size = ModelSize::of_file(&model.file, &model.geometry);
+        let part = |part: &PartPlan| PartFacts {
+            device: self.devices[part.device].id.clone(),
+            layers: part.range.count(),
+            weight_bytes: size.streamed(part.range),
+            read_gb_s: self.devices[part.device].read / 1e9,
+        };
+        let parts: Vec<PartFacts> = self.plan.parts.iter().map(part).collect();
+        let read_ms = parts.iter().map(|part| part.weight_bytes as f64 / part.read_gb_s / 1e6).sum();
+        let Expected { one, eight, prompt } = self.plan.expected;
+        Expectation { parts, tok_s_one: one, tok_s_eight: eight, prompt_tok_s: prompt, read_ms }
+    }
+}
+
 /// The executor for `--devices`.
 pub fn build(
     model: &Model,
@@ -29,7 +56,7 @@ pub fn build(
     args: &ModelArgs,
     parallel: Option<usize>,
     console: &Console,
-) -> Result<Box<dyn Executor>> {
+) -> Result<Planned> {
     let kv = backends::kv_type(args)?;
     let size = ModelSize::of_file(&model.file, &model.geometry);
     let wish = wish(model, args, parallel, kv);
@@ -43,7 +70,8 @@ pub fn build(
         DeviceList::These(specs) => named(&size, specs, args, &wish)?,
     };
     say(&plan, &found, console);
-    assemble(model, &found, &plan, args, kv)
+    let executor = assemble(model, &found, &plan, args, kv)?;
+    Ok(Planned { executor, plan, devices: found.into_iter().map(|found| found.device).collect() })
 }
 
 /// The devices that were named, with a plan for them.
@@ -56,7 +84,11 @@ fn named(
     // What is measured would change nothing where all numbers are given.
     let measured = specs.len() > 1 && specs.iter().any(|spec| spec.layers.is_none());
     let found = specs.iter().map(|spec| {
-        let device = find(*spec, args.threads, measured)?;
+        let mut device = find(*spec, args.threads, measured)?;
+        if let Some(most) = spec.memory {
+            device.free = device.free.min(most);
+            device.total = device.total.min(most);
+        }
         Ok(Found { spec: *spec, device })
     });
     let found = found.collect::<Result<Vec<_>>>()?;
@@ -106,7 +138,7 @@ fn say(plan: &Plan, found: &[Found], console: &Console) {
 /// All devices that layers may go to without being named.
 fn all(threads: Option<u16>, ram_read: Option<f64>) -> Vec<Found> {
     let mut found = cards();
-    let spec = DeviceSpec { backend: Backend::Cpu, number: 0, layers: None };
+    let spec = DeviceSpec { backend: Backend::Cpu, number: 0, layers: None, memory: None };
     found.push(Found { spec, device: processor(threads, true, ram_read) });
     found
 }
@@ -152,7 +184,7 @@ fn processor(threads: Option<u16>, measured: bool, read: Option<f64>) -> Device 
 
 /// NVIDIA cards; where there are none, hardware of its own with Vulkan or Metal.
 fn cards() -> Vec<Found> {
-    let spec = |backend, number| DeviceSpec { backend, number, layers: None };
+    let spec = |backend, number| DeviceSpec { backend, number, layers: None, memory: None };
     let cuda = (0..16).map_while(|number| {
         let device = cuda_card(number).ok()?;
         Some(Found { spec: spec(Backend::Cuda, number), device })
@@ -244,7 +276,9 @@ fn assemble(
     let room: u64 =
         plan.parts.iter().filter(|part| on_processor(part.device)).map(|part| part.kv + part.left).sum();
     let executor = SplitExecutor::new(parts, model, Grouping::Measured)?;
-    Ok(Box::new(executor.with_host_room((processors > 0).then_some(room))))
+    let most = |part: &PartPlan| found[part.device].spec.memory.map(|_| part.kv + part.left);
+    let most = plan.parts.iter().map(most).collect();
+    Ok(Box::new(executor.with_host_room((processors > 0).then_some(room)).with_most(most)))
 }
 
 fn make(

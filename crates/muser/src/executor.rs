@@ -24,7 +24,7 @@ pub fn build_for(
     console: &Console,
 ) -> anyhow::Result<Box<dyn Executor>> {
     if let Some(list) = &args.devices {
-        return devices::build(&model, list, args, parallel, console);
+        return Ok(devices::build(&model, list, args, parallel, console)?.executor);
     }
     let kv = kv_type(args)?;
     match args.backend {

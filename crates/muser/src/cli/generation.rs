@@ -22,8 +22,8 @@ pub struct ModelArgs {
     /// What computes
     #[arg(long, value_name = "BACKEND", default_value = "auto")]
     pub backend: BackendChoice,
-    /// Devices that share the model's layers, in this order: cpu, cuda:N, wgpu:N, each with =LAYERS where their number matters; or
-    /// auto, for what is best here. The text is the same
+    /// Devices that share the model's layers, in this order: cpu, cuda:N, wgpu:N, each with =LAYERS where their number matters and
+    /// @SIZE where not all of its memory is to be used; or auto, for what is best here. The text is the same
     #[arg(long, value_name = "LIST", conflicts_with_all = ["backend", "adapter"])]
     pub devices: Option<DeviceList>,
     /// GPU of the wgpu backend: its number, or a part of its name; default: the fastest kind that there is, never software

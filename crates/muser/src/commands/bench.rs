@@ -16,7 +16,7 @@ use muser_bench::compare::{self, Comparison};
 use muser_bench::noise::{self, Counters};
 use muser_bench::plan::{self, Test};
 use muser_bench::receipt::{self, ModelFacts};
-use muser_bench::report::Report;
+use muser_bench::report::{Expectation, Report};
 use muser_bench::results::{Rep, TestResult};
 use muser_bench::stats::{median, round, spread};
 use muser_bench::subject::Subject;
@@ -65,7 +65,7 @@ fn measure(args: &BenchArgs, source: &ModelSource, console: &Console) -> Result<
     let tests = plan::tests(&args.prompt, args.gen_tokens, &args.depth, &args.rows, &args.draft_rows);
     let date = muser_text::utc_now();
     let load_before = noise::load_average();
-    let Loaded { subject, model, repacked_bytes, load_s, first_token_s } =
+    let Loaded { subject, model, repacked_bytes, expected, load_s, first_token_s } =
         load(args, source, &tests, console)?;
     let mut subject = Some(subject);
     let facts = ModelFacts::of(&model.file, &source.label());
@@ -184,6 +184,7 @@ fn measure(args: &BenchArgs, source: &ModelSource, console: &Console) -> Result<
         bandwidth_probes: probes.iter().map(|p| round(*p, 2)).collect(),
         load_average: (load_before, noise::load_average()),
         tests: results,
+        expected,
         compare,
         drafting,
     })
@@ -194,6 +195,7 @@ struct Loaded {
     subject: Subject,
     model: Model,
     repacked_bytes: u64,
+    expected: Option<Expectation>,
     /// Seconds from opening the file to a ready executor.
     load_s: f64,
     /// Seconds from opening the file to the logits of a first token.
@@ -213,7 +215,7 @@ fn load(args: &BenchArgs, source: &ModelSource, tests: &[Test], console: &Consol
             )));
         }
     }
-    let (executor, repacked_bytes) = executor(args, model.clone(), console)?;
+    let (executor, repacked_bytes, expected) = executor(args, model.clone(), console)?;
     let most = executor.info().max_rows as u32;
     if let Some(test) = tests.iter().find(|t| !matches!(t, Test::Prompt(_)) && t.tokens_per_step() > most) {
         return Err(usage_error(format!(
@@ -224,28 +226,34 @@ fn load(args: &BenchArgs, source: &ModelSource, tests: &[Test], console: &Consol
     let mut subject = Subject::new(executor, model.geometry.clone(), tests, args.gen_tokens)?;
     subject.run(Test::Generate { depth: 0 }, 1)?;
     let first_token_s = start.elapsed().as_secs_f64();
-    Ok(Loaded { subject, model, repacked_bytes, load_s, first_token_s })
+    Ok(Loaded { subject, model, repacked_bytes, expected, load_s, first_token_s })
 }
 
-/// The executor and the bytes of its repacked copy of the weights.
-fn executor(args: &BenchArgs, model: Model, console: &Console) -> Result<(Box<dyn Executor>, u64)> {
-    if args.model.devices.is_some() {
-        return Ok((crate::executor::build(model, &args.model, console)?, 0));
+/// The executor, the bytes of its repacked copy of the weights, and what was expected of it.
+fn executor(
+    args: &BenchArgs,
+    model: Model,
+    console: &Console,
+) -> Result<(Box<dyn Executor>, u64, Option<Expectation>)> {
+    if let Some(list) = &args.model.devices {
+        let planned = crate::devices::build(&model, list, &args.model, Some(1), console)?;
+        let expected = planned.expectation(&model);
+        return Ok((planned.executor, 0, Some(expected)));
     }
     let kv = crate::executor::kv_type(&args.model)?;
     if args.model.backend == BackendChoice::Auto
         && let Some(card) = crate::executor::card(&model, &args.model, console)
     {
-        return Ok((card, 0));
+        return Ok((card, 0, None));
     }
     match args.model.backend {
         // In 16 bits unless something else was asked for, as the fast backends.
         BackendChoice::Scalar => {
             let kv = if args.model.kv.is_some() { kv } else { KvType::F16 };
-            Ok((Box::new(ReferenceExecutor::new(model, kv)?), 0))
+            Ok((Box::new(ReferenceExecutor::new(model, kv)?), 0, None))
         }
-        BackendChoice::Cuda => Ok((crate::executor::cuda(&model, args.model.prefill, kv)?, 0)),
-        BackendChoice::Wgpu => Ok((crate::executor::wgpu(&model, &args.model, kv)?, 0)),
+        BackendChoice::Cuda => Ok((crate::executor::cuda(&model, args.model.prefill, kv)?, 0, None)),
+        BackendChoice::Wgpu => Ok((crate::executor::wgpu(&model, &args.model, kv)?, 0, None)),
         BackendChoice::Cpu | BackendChoice::Auto => {
             let repack = match args.repack {
                 RepackChoice::Auto => Repack::Auto,
@@ -256,7 +264,7 @@ fn executor(args: &BenchArgs, model: Model, console: &Console) -> Result<(Box<dy
             let executor =
                 CpuExecutor::new(model, CpuOptions { threads, repack, kv, ..CpuOptions::default() })?;
             let repacked = executor.describe().repacked_bytes as u64;
-            Ok((Box::new(executor), repacked))
+            Ok((Box::new(executor), repacked, None))
         }
     }
 }
