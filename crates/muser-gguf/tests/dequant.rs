@@ -11,6 +11,7 @@ fn fixture() -> GgufFile {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri maps no files")]
 fn every_type_agrees_with_the_reference_package() {
     let file = fixture();
     let mut seen = Vec::new();
@@ -33,6 +34,31 @@ fn every_type_agrees_with_the_reference_package() {
         seen.push(ty);
     }
     assert_eq!(seen.len(), 17);
+}
+
+#[test]
+fn a_row_is_its_blocks_whatever_bytes_they_have() {
+    let mut state = 1_u32;
+    let mut seen = 0;
+    for ty in GgmlType::all().filter(|ty| ty.is_decodable()) {
+        let (bytes, count) = (ty.block_bytes(), ty.block_len());
+        let row: Vec<u8> = (0..5 * bytes)
+            .map(|_| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (state >> 24) as u8
+            })
+            .collect();
+        let decoded = |blocks: &[u8]| {
+            let mut values = vec![f32::MAX; blocks.len() / bytes * count];
+            dequantize_row(ty, blocks, &mut values).expect("whole blocks");
+            values.into_iter().map(|v| if v.is_nan() { f32::NAN.to_bits() } else { v.to_bits() }).collect()
+        };
+        let whole: Vec<u32> = decoded(&row);
+        let apart: Vec<u32> = row.chunks_exact(bytes).flat_map(decoded).collect();
+        assert_eq!(whole, apart, "{}", ty.name());
+        seen += 1;
+    }
+    assert_eq!(seen, 18);
 }
 
 #[test]
