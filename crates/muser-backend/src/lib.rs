@@ -17,6 +17,7 @@ mod kv_type;
 mod part;
 mod reference;
 mod route;
+mod streaming;
 mod tower;
 
 // What `model` reckons costs with is what sequences take.
@@ -33,6 +34,7 @@ pub use kv_type::{KvCapacity, KvType};
 pub use part::{Crossing, LayerRange, PartExecutor, only_a_part};
 pub use reference::ReferenceExecutor;
 pub use route::numeric_route;
+pub use streaming::{HostLayers, LayerStreamer, StreamedStep};
 pub use tower::{
     TowerImage, TowerInfo, TowerStage, check_projector, no_image, no_tower, picture_digest, projector_mark,
 };

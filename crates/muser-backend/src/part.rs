@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use crate::{ExecError, Executor, StepBatch, StepOutput};
+use crate::{ExecError, Executor, HostLayers, LayerStreamer, StepBatch, StepOutput};
 
 /// Consecutive layers of a model. The range that begins with the first layer also has the embedding table, the one that ends
 /// with the last layer the final norm and the vocabulary matrix.
@@ -129,6 +129,12 @@ pub trait PartExecutor: Executor {
         crossing: &mut Crossing,
         out: &mut StepOutput,
     ) -> Result<(), ExecError>;
+
+    /// Its KV, where that is host memory and its weights are in the model's file: then others may compute its layers.
+    fn as_host(&mut self) -> Option<&mut dyn HostLayers>;
+
+    /// What computes layers of others, if it can.
+    fn as_streamer(&mut self) -> Option<&mut dyn LayerStreamer>;
 }
 
 /// What [`Executor::step`] of a part of a model answers.

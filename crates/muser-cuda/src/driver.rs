@@ -389,13 +389,37 @@ impl Stream {
         at: usize,
         count: usize,
     ) -> Result<(), CudaError> {
-        let inside = |len: usize| at <= len && count <= len - at;
-        assert!(inside(from.len) && inside(to.len), "a copy stays inside its buffers");
+        self.download_to(from, at, to, at, count)
+    }
+
+    /// The same from one place to another.
+    pub(crate) fn download_to<T: Plain>(
+        &self,
+        from: &Buffer<T>,
+        from_at: usize,
+        to: &mut Pinned<T>,
+        to_at: usize,
+        count: usize,
+    ) -> Result<(), CudaError> {
+        let inside = |at: usize, len: usize| at <= len && count <= len - at;
+        assert!(inside(from_at, from.len) && inside(to_at, to.len), "a copy stays inside its buffers");
         // SAFETY: ranges checked; the pinned memory is not read before the executor has waited for the stream.
         check("cuMemcpyDtoHAsync", unsafe {
-            let target = to.pointer.add(at).cast();
-            sys::cuMemcpyDtoHAsync_v2(target, from.at(at), count * size_of::<T>(), self.queue.stream)
+            let target = to.pointer.add(to_at).cast();
+            sys::cuMemcpyDtoHAsync_v2(target, from.at(from_at), count * size_of::<T>(), self.queue.stream)
         })
+    }
+
+    /// Marks what has been launched so far; the mark moves when it is made again.
+    pub(crate) fn mark(&self, event: &Event) -> Result<(), CudaError> {
+        // SAFETY: both live.
+        check("cuEventRecord", unsafe { sys::cuEventRecord(event.event, self.queue.stream) })
+    }
+
+    /// What is launched from now on begins when what stands before the mark of another stream has ended.
+    pub(crate) fn wait_for(&self, event: &Event) -> Result<(), CudaError> {
+        // SAFETY: both live; an event that was never recorded is none to wait for.
+        check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.queue.stream, event.event, 0) })
     }
 
     /// Starts copying the first `count` values to another place on the device.
@@ -496,6 +520,35 @@ impl Drop for Queue {
         if self.context.bind().is_ok() {
             // SAFETY: made in `Stream::new`, destroyed once.
             unsafe { sys::cuStreamDestroy_v2(self.stream) };
+        }
+    }
+}
+
+/// A mark in a stream that others can wait for.
+pub(crate) struct Event {
+    context: Arc<Context>,
+    event: sys::CUevent,
+}
+
+// SAFETY: an event may be used from any thread.
+unsafe impl Send for Event {}
+
+impl Event {
+    pub(crate) fn new(context: &Arc<Context>) -> Result<Self, CudaError> {
+        context.bind()?;
+        let mut event = std::ptr::null_mut();
+        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        // SAFETY: valid out pointer, context bound; destroyed in drop.
+        check("cuEventCreate", unsafe { sys::cuEventCreate(&raw mut event, flags) })?;
+        Ok(Self { context: context.clone(), event })
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if self.context.bind().is_ok() {
+            // SAFETY: made in `new`, destroyed once.
+            unsafe { sys::cuEventDestroy_v2(self.event) };
         }
     }
 }

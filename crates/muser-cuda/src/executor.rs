@@ -24,6 +24,7 @@ mod blocks;
 mod drafting;
 mod part;
 mod pictures;
+mod streaming;
 
 use crate::CudaError;
 use crate::draft::Drafter;
@@ -37,6 +38,7 @@ use crate::loaded::Kernels;
 use crate::matrix::{FEW_ROWS, Prefill, Product, ProductKernels};
 use crate::selftest::{self, Card};
 use crate::step_data::{AttentionLimits, StepData, StepShape};
+use crate::streaming::Streaming;
 use crate::taps::Taps;
 use crate::tower::Tower;
 use crate::weights::{LayerOnDevice, Weights};
@@ -71,6 +73,7 @@ pub struct CudaExecutor {
     graphs: HashMap<StepShape, Graph>,
     drafter: Option<Drafter>,
     tower: Option<Tower>,
+    streaming: Option<Streaming>,
     small: StepData,
     large: StepData,
     full: KvPool,
@@ -156,7 +159,8 @@ impl CudaExecutor {
             gate: kernels.get("digits_gate")?,
             transpose: kernels.get("kv_transpose")?,
         };
-        let scratch = scratch(&context, &geometry, &weights, range, &options, limits)?;
+        let layers: Vec<&LayerOnDevice> = weights.layers.iter().collect();
+        let scratch = scratch(&context, &geometry, (&layers, &weights.output), range, &options, limits)?;
         let table = angles(geometry.rope_theta, geometry.head_dim, geometry.context);
         let angles = Buffer::from_slice(&context, &table, "rotation angles")?;
         let select = SelectShape::of(geometry.vocab);
@@ -167,6 +171,7 @@ impl CudaExecutor {
             graphs: HashMap::new(),
             drafter: None,
             tower: None,
+            streaming: None,
             small: StepData::new(&context, FEW_ROWS, SMALL_TABLE_LEN)?,
             large: StepData::new(&context, options.max_rows, SMALL_TABLE_LEN)?,
             full: empty()?,
@@ -346,6 +351,7 @@ impl CudaExecutor {
             stream: &self.stream,
             geometry: &self.geometry,
             weights: &self.weights,
+            layers: &self.weights.layers,
             scratch: &self.scratch,
             products: &self.products,
             rows: &self.rows,
@@ -642,14 +648,15 @@ fn check_bound(layer: &str, bound: f32, most: f32) -> Result<(), CudaError> {
 fn scratch(
     context: &Arc<Context>,
     g: &Geometry,
-    weights: &Weights,
+    (layers, output): (&[&LayerOnDevice], &Product),
     range: LayerRange,
     options: &CudaOptions,
     limits: AttentionLimits,
 ) -> Result<Scratch, CudaError> {
     let max_rows = options.max_rows;
-    let layers = &weights.layers;
-    let of = |pick: &dyn Fn(&LayerOnDevice) -> &Product| layers.iter().map(pick).collect::<Vec<_>>();
+    let of = |pick: &dyn Fn(&LayerOnDevice) -> &Product| {
+        layers.iter().map(|layer| pick(layer)).collect::<Vec<_>>()
+    };
     let longest =
         |products: &[&Product], rows: usize| products.iter().map(|p| p.output_len(rows)).max().unwrap_or(0);
     let f32s = |len: usize, what: &str| Buffer::<f32>::new(context, len, what);
@@ -665,7 +672,7 @@ fn scratch(
         attn_in: f32s(longest(&of(&|l| &l.attn_in), max_rows), "attention projections")?,
         projected: f32s(longest(&projections, max_rows), "output projections")?,
         ffn_in: f32s(longest(&of(&|l| &l.ffn_in), max_rows), "FFN projections")?,
-        top: f32s(weights.output.output_len(TOP_ROWS), "the vocabulary projection")?,
+        top: f32s(output.output_len(TOP_ROWS), "the vocabulary projection")?,
         logits: f32s(top_rows * g.vocab, "logits")?,
         best: Buffer::new(context, TOP_ROWS, "the largest logits")?,
         chosen: Buffer::new(context, TOP_ROWS * select.chunks * select.most, "the largest logits")?,
@@ -679,7 +686,7 @@ fn scratch(
         act_hidden: Activations::new(context, max_rows, g.hidden, &from_hidden)?,
         act_attention: Activations::new(context, max_rows, g.q_width(), &of(&|l| &l.attn_out))?,
         act_ffn: Activations::new(context, max_rows, g.ffn, &of(&|l| &l.ffn_down))?,
-        act_top: Activations::new(context, TOP_ROWS, g.hidden, &[&weights.output])?,
+        act_top: Activations::new(context, TOP_ROWS, g.hidden, &[output])?,
     })
 }
 

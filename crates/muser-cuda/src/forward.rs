@@ -16,7 +16,7 @@ use crate::kernels::{
 use crate::matrix::{Product, ProductKernels};
 use crate::step_data::{StepData, StepShape};
 use crate::taps::Taps;
-use crate::weights::Weights;
+use crate::weights::{LayerOnDevice, Weights};
 
 /// Most rows whose logits are computed at a time.
 pub(crate) const TOP_ROWS: usize = 64;
@@ -246,6 +246,8 @@ pub(crate) struct ForwardPass<'a> {
     pub(crate) stream: &'a Stream,
     pub(crate) geometry: &'a Geometry,
     pub(crate) weights: &'a Weights,
+    /// Those of the range.
+    pub(crate) layers: &'a [LayerOnDevice],
     pub(crate) scratch: &'a Scratch,
     pub(crate) products: &'a ProductKernels,
     pub(crate) rows: &'a RowKernels,
@@ -274,7 +276,7 @@ impl ForwardPass<'_> {
         }
         let mut before: Option<(u64, &Product)> = None;
         let mut in_group = [0usize; 2];
-        for (index, layer) in self.range.layers().zip(&self.weights.layers) {
+        for (index, layer) in self.range.layers().zip(self.layers) {
             let attn_act = self.products.input(&layer.attn_in, s.act_hidden.act, n);
             match before {
                 None if !self.range.has_embedding() => self.norm_cut(None, layer.attn_norm, attn_act)?,
@@ -305,7 +307,7 @@ impl ForwardPass<'_> {
             self.products.multiply(self.stream, &layer.ffn_down, down_act, s.projected.at(0), n)?;
             before = Some((layer.post_ffw_norm, &layer.ffn_down));
         }
-        if let (false, Some(layer)) = (self.range.has_output(), self.weights.layers.last()) {
+        if let (false, Some(layer)) = (self.range.has_output(), self.layers.last()) {
             // What the norm makes of the rows serves nobody.
             let act = self.products.input(&layer.attn_in, s.act_hidden.act, n);
             self.norm_cut(before, layer.attn_norm, act)?;
@@ -316,7 +318,7 @@ impl ForwardPass<'_> {
     /// Final norm and logits of top rows `from .. from + count` (at most [`TOP_ROWS`]) of the list.
     pub(crate) fn top(&self, from: usize, count: usize) -> Result<(), CudaError> {
         let (s, g) = (self.scratch, self.geometry);
-        let last = self.weights.layers.last().map(|l| (l.post_ffw_norm, &l.ffn_down));
+        let last = self.layers.last().map(|l| (l.post_ffw_norm, &l.ffn_down));
         let act = self.products.input(&self.weights.output, s.act_top.act, count);
         self.norm(last, self.weights.output_norm, act, Some((from, count)))?;
         self.products.multiply(self.stream, &self.weights.output, act, s.top.at(0), count)?;
@@ -352,7 +354,8 @@ impl ForwardPass<'_> {
         self.stream.launch(&self.rows.merge, Launch::new((count as u32, 1), SELECT_THREADS), &select)
     }
 
-    fn embed(&self) -> Result<(), CudaError> {
+    /// Rows of the embedding table, or those that came instead, normalised.
+    pub(crate) fn embed(&self) -> Result<(), CudaError> {
         let (w, s, g) = (self.weights, self.scratch, self.geometry);
         let args = EmbedArgs {
             table: w.embedding.at(0),
@@ -419,12 +422,7 @@ impl ForwardPass<'_> {
         }
     }
 
-    fn attention(
-        &self,
-        layer: &crate::weights::LayerOnDevice,
-        sliding: bool,
-        place: usize,
-    ) -> Result<(), CudaError> {
+    fn attention(&self, layer: &LayerOnDevice, sliding: bool, place: usize) -> Result<(), CudaError> {
         let (s, g, n) = (self.scratch, self.geometry, self.shape.n);
         let group = if sliding { KvGroup::Sliding } else { KvGroup::Full };
         let pool = if sliding { self.sliding } else { self.full };

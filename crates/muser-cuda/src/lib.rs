@@ -21,8 +21,10 @@ mod matrix;
 pub mod nvrtc;
 pub mod selftest;
 mod step_data;
+mod streaming;
 mod taps;
 mod tower;
+mod uploader;
 mod weights;
 
 pub use error::CudaError;

@@ -10,7 +10,7 @@ use crate::driver::{Context, Function, Module};
 use crate::kernels::FILES;
 use crate::matrix::{ProductKernels, Tile};
 use crate::nvrtc;
-use crate::weights::Repack;
+use crate::uploader::Repack;
 
 /// Loaded kernels of a device.
 pub(crate) struct Kernels {

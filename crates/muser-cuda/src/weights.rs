@@ -1,21 +1,18 @@
-//! Weights on the card: file map -> pinned staging -> device -> tiles.
-//!
-//! Two staging slots on two streams: while one is repacked, the other is filled by several threads from the map, so that
-//! the page cache or the disk sets the pace. The embedding table stays in the file's format (rows are looked up).
+//! Weights on the card: which tiles they become and where these lie. The embedding table stays in the file's format (rows are looked
+//! up).
 
 use std::collections::BTreeSet;
-use std::ops::Range;
 use std::sync::Arc;
 
 use muser_backend::LayerRange;
 use muser_backend::arith::MatrixRole;
 use muser_gguf::GgmlType;
-use muser_model::{Matrix, Model};
+use muser_model::{Geometry, LayerWeights, Matrix, Model};
 
 use crate::CudaError;
-use crate::driver::{Buffer, Context, Function, Launch, Pinned, Stream};
-use crate::kernels::RepackArgs;
+use crate::driver::{Buffer, Context};
 use crate::matrix::{AnyKind, Part, Product, RawPart, Tile};
+use crate::uploader::{Job, Repack, Uploader};
 
 /// Bytes of a staging slot, when the model is large enough to fill it.
 const STAGING_BYTES: usize = 64 << 20;
@@ -44,6 +41,21 @@ impl LayerOnDevice {
     fn products_mut(&mut self) -> [&mut Product; 4] {
         [&mut self.attn_in, &mut self.attn_out, &mut self.ffn_in, &mut self.ffn_down]
     }
+
+    /// Makes addresses of offsets.
+    pub(crate) fn place(&mut self, tiles: &Buffer<u8>, norms: &Buffer<f32>) {
+        self.products_mut().into_iter().for_each(|product| product.place(tiles, norms));
+        for offset in [
+            &mut self.attn_norm,
+            &mut self.q_norm,
+            &mut self.k_norm,
+            &mut self.post_attention_norm,
+            &mut self.ffn_norm,
+            &mut self.post_ffw_norm,
+        ] {
+            *offset = norms.at(*offset as usize);
+        }
+    }
 }
 
 /// Weights of a range of a model's layers.
@@ -60,13 +72,6 @@ pub(crate) struct Weights {
     pub(crate) embedding_factor: f32,
     _tiles: Buffer<u8>,
     _norms: Buffer<f32>,
-}
-
-/// A matrix and where it goes: as tiles, or as it is in the file.
-pub(crate) struct Job<'a> {
-    matrix: &'a Matrix,
-    tile: Option<Tile>,
-    at: usize,
 }
 
 impl Weights {
@@ -104,25 +109,12 @@ impl Weights {
         let mut plan = Plan::new(without_tile);
         let mut layers = Vec::with_capacity(range.count());
         for layer in &model.layers[range.layers()] {
-            let attention = [&layer.attn_q, &layer.attn_k, &layer.attn_gate, &layer.attn_v];
-            let hidden = geometry.hidden;
-            layers.push(LayerOnDevice {
-                attn_in: plan.product(MatrixRole::AttnIn, hidden, &attention)?,
-                attn_out: plan.product(MatrixRole::AttnOut, geometry.q_width(), &[&layer.attn_output])?,
-                ffn_in: plan.product(MatrixRole::FfnIn, hidden, &[&layer.ffn_gate, &layer.ffn_up])?,
-                ffn_down: plan.product(MatrixRole::FfnDown, geometry.ffn, &[&layer.ffn_down])?,
-                attn_norm: plan.norm(&layer.attn_norm),
-                q_norm: plan.norm(&layer.attn_q_norm),
-                k_norm: plan.norm(&layer.attn_k_norm),
-                post_attention_norm: plan.norm(&layer.post_attention_norm),
-                ffn_norm: plan.norm(&layer.ffn_norm),
-                post_ffw_norm: plan.norm(&layer.post_ffw_norm),
-            });
+            layers.push(plan.layer(layer, geometry)?);
         }
         let of_output = if range.has_output() { vec![&model.output] } else { Vec::new() };
         let mut output = plan.product(MatrixRole::Output, geometry.hidden, &of_output)?;
         let output_norm = plan.norm(&model.output_norm);
-        layers.iter_mut().flat_map(LayerOnDevice::products_mut).for_each(|product| plan.factors(product));
+        plan.factors_of(&mut layers);
         plan.factors(&mut output);
 
         let table = &model.token_embd;
@@ -136,23 +128,9 @@ impl Weights {
         let unfit = upload(context, &plan.jobs, &tiles, repack, Some((bytes, &embedding)))?;
 
         // Until now addresses were offsets.
-        let norm = |offset: &mut u64| *offset = norms.at(*offset as usize);
-        for layer in &mut layers {
-            layer.products_mut().into_iter().for_each(|product| product.place(&tiles, &norms));
-            for offset in [
-                &mut layer.attn_norm,
-                &mut layer.q_norm,
-                &mut layer.k_norm,
-                &mut layer.post_attention_norm,
-                &mut layer.ffn_norm,
-                &mut layer.post_ffw_norm,
-            ] {
-                norm(offset);
-            }
-        }
+        layers.iter_mut().for_each(|layer| layer.place(&tiles, &norms));
         output.place(&tiles, &norms);
-        let mut output_norm = output_norm;
-        norm(&mut output_norm);
+        let output_norm = norms.at(output_norm as usize);
         let loaded = Self {
             layers,
             output,
@@ -167,9 +145,6 @@ impl Weights {
         Ok((loaded, unfit))
     }
 }
-
-/// The kernels that make tiles, by [`Tile`].
-pub(crate) type Repack = [Function; 5];
 
 /// Names of matrices whose numbers no tile of their type can hold.
 pub(crate) type Unfit = BTreeSet<String>;
@@ -211,6 +186,33 @@ impl<'a> Plan<'a> {
     /// Puts a product's factors beside the norms, once all its rows are there.
     pub(crate) fn factors(&mut self, product: &mut Product) {
         product.factors = product.all_factors().map(|factors| self.norm(&factors));
+    }
+
+    /// The same for all products of some layers.
+    pub(crate) fn factors_of(&mut self, layers: &mut [LayerOnDevice]) {
+        layers.iter_mut().flat_map(LayerOnDevice::products_mut).for_each(|product| self.factors(product));
+    }
+
+    /// Matrices and norm vectors of a layer.
+    pub(crate) fn layer(
+        &mut self,
+        layer: &'a LayerWeights,
+        geometry: &Geometry,
+    ) -> Result<LayerOnDevice, CudaError> {
+        let attention = [&layer.attn_q, &layer.attn_k, &layer.attn_gate, &layer.attn_v];
+        let hidden = geometry.hidden;
+        Ok(LayerOnDevice {
+            attn_in: self.product(MatrixRole::AttnIn, hidden, &attention)?,
+            attn_out: self.product(MatrixRole::AttnOut, geometry.q_width(), &[&layer.attn_output])?,
+            ffn_in: self.product(MatrixRole::FfnIn, hidden, &[&layer.ffn_gate, &layer.ffn_up])?,
+            ffn_down: self.product(MatrixRole::FfnDown, geometry.ffn, &[&layer.ffn_down])?,
+            attn_norm: self.norm(&layer.attn_norm),
+            q_norm: self.norm(&layer.attn_q_norm),
+            k_norm: self.norm(&layer.attn_k_norm),
+            post_attention_norm: self.norm(&layer.post_attention_norm),
+            ffn_norm: self.norm(&layer.ffn_norm),
+            post_ffw_norm: self.norm(&layer.post_ffw_norm),
+        })
     }
 
     fn tile_of(&self, matrix: &Matrix) -> Option<Tile> {
@@ -291,12 +293,6 @@ impl<'a> Plan<'a> {
     }
 }
 
-struct Slot {
-    stream: Stream,
-    pinned: Pinned<u8>,
-    raw: Buffer<u8>,
-}
-
 /// Copies and repacks all matrices to their places in `tiles`, and copies an embedding table. Says which matrices their tiles could
 /// not hold; what is in their places means nothing.
 pub(crate) fn upload(
@@ -307,100 +303,28 @@ pub(crate) fn upload(
     table: Option<(&[u8], &Buffer<u8>)>,
 ) -> Result<Unfit, CudaError> {
     let total: usize = jobs.iter().map(|j| j.matrix.bytes().len()).sum();
-    let widest = jobs.iter().map(|j| j.matrix.row_bytes() * 16).max().unwrap_or(0);
-    let slot_bytes = STAGING_BYTES.min(total.div_ceil(4)).max(widest).max(1 << 20);
-    let slot = || -> Result<Slot, CudaError> {
-        Ok(Slot {
-            stream: Stream::new(context)?,
-            pinned: Pinned::zeroed(context, slot_bytes)?,
-            raw: Buffer::new(context, slot_bytes, "weight staging")?,
-        })
-    };
-    let mut slots = [slot()?, slot()?];
-    let mut turn = 0;
+    let slot_bytes = STAGING_BYTES.min(total.div_ceil(4)).max(widest(jobs)).max(1 << 20);
+    let mut uploader = Uploader::new(context, slot_bytes)?;
     let unfit = Buffer::<u32>::zeroed(context, jobs.len().max(1), "counts of what does not fit")?;
     for (index, job) in jobs.iter().enumerate() {
-        let bytes = job.matrix.bytes();
-        let (row_bytes, kb) = (job.matrix.row_bytes(), job.matrix.cols / 256);
-        let rows_per_chunk = slot_bytes / row_bytes / 16 * 16;
-        let mut first = 0;
-        while first < job.matrix.rows {
-            let rows = rows_per_chunk.min(job.matrix.rows - first);
-            let chunk = &bytes[first * row_bytes..][..rows * row_bytes];
-            check_scales(job.matrix, first..first + rows)?;
-            let slot = &mut slots[turn % 2];
-            turn += 1;
-            slot.stream.synchronize()?;
-            copy_in_parallel(chunk, slot.pinned.slice_mut());
-            first += rows;
-            let Some(tile) = job.tile else {
-                let to = job.at + (first - rows) * row_bytes;
-                slot.stream.upload(&slot.pinned, 0, tiles, to, chunk.len())?;
-                continue;
-            };
-            slot.stream.upload(&slot.pinned, 0, &slot.raw, 0, chunk.len())?;
-            let words = (rows.div_ceil(16) * kb * tile.bytes() / 4) as u64;
-            let args = RepackArgs {
-                src: slot.raw.at(0),
-                dst: tiles.at(job.at + (first - rows) / 16 * kb * tile.bytes()),
-                words,
-                rows: rows as u32,
-                kb: kb as u32,
-                type_id: job.matrix.ty.id(),
-                _padding: 0,
-                unfit: unfit.at(index),
-            };
-            let shape = Launch { overlap: false, ..Launch::new((words.div_ceil(256) as u32, 1), 256) };
-            slot.stream.launch(&repack[tile as usize], shape, &args)?;
-        }
+        uploader.matrix(job, tiles, repack, unfit.at(index))?;
     }
     if let Some((table, on_device)) = table {
-        for (i, chunk) in table.chunks(slot_bytes).enumerate() {
-            let slot = &mut slots[turn % 2];
-            turn += 1;
-            slot.stream.synchronize()?;
-            copy_in_parallel(chunk, slot.pinned.slice_mut());
-            slot.stream.upload(&slot.pinned, 0, on_device, i * slot_bytes, chunk.len())?;
-        }
+        uploader.bytes(table, on_device, 0)?;
     }
-    slots.iter().try_for_each(|s| s.stream.synchronize())?;
-    let mut counts = vec![0u32; unfit.len()];
-    unfit.read(0, &mut counts)?;
-    let unfit = jobs.iter().zip(counts).filter(|(_, count)| *count > 0);
+    uploader.synchronize()?;
+    unfit_of(jobs, &unfit)
+}
+
+/// Names of the matrices that were counted as not fitting, by the counts of their jobs.
+pub(crate) fn unfit_of(jobs: &[Job<'_>], counts: &Buffer<u32>) -> Result<Unfit, CudaError> {
+    let mut found = vec![0u32; counts.len()];
+    counts.read(0, &mut found)?;
+    let unfit = jobs.iter().zip(found).filter(|(_, count)| *count > 0);
     Ok(unfit.map(|(job, _)| job.matrix.name.clone()).collect())
 }
 
-/// [`Matrix::check_scales`] by several threads, like the copy that follows it.
-fn check_scales(matrix: &Matrix, rows: Range<usize>) -> Result<(), CudaError> {
-    if !matches!(matrix.ty, GgmlType::NVFP4 | GgmlType::MXFP4) {
-        return Ok(());
-    }
-    let share = rows.len().div_ceil(copy_threads()).max(1);
-    let checked = std::thread::scope(|scope| {
-        let parts = rows.clone().step_by(share).map(|from| from..(from + share).min(rows.end));
-        let threads: Vec<_> = parts.map(|part| scope.spawn(|| matrix.check_scales(part))).collect();
-        threads
-            .into_iter()
-            .try_for_each(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-    });
-    checked.map_err(|error| CudaError::Unsupported(error.to_string()))
-}
-
-fn copy_threads() -> usize {
-    std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(8)
-}
-
-/// One thread cannot read a map at the speed of the bus (page faults), so several do.
-pub(crate) fn copy_in_parallel<T: Copy + Send + Sync>(from: &[T], to: &mut [T]) {
-    let threads = copy_threads();
-    let share = from.len().div_ceil(threads).max((1 << 20) / size_of::<T>());
-    if from.len() <= share {
-        to[..from.len()].copy_from_slice(from);
-        return;
-    }
-    std::thread::scope(|scope| {
-        for (source, target) in from.chunks(share).zip(to.chunks_mut(share)) {
-            scope.spawn(|| target[..source.len()].copy_from_slice(source));
-        }
-    });
+/// Bytes of the longest run of rows that goes to the card in one piece.
+pub(crate) fn widest(jobs: &[Job<'_>]) -> usize {
+    jobs.iter().map(|job| job.matrix.row_bytes() * 16).max().unwrap_or(0)
 }

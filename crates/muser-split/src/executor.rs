@@ -12,7 +12,7 @@ use muser_model::Model;
 
 use crate::blocks::{self, SplitLoan};
 use crate::groups;
-use crate::pace::{Grouping, Pace};
+use crate::pace::{Grouping, Pace, Way};
 use crate::pipeline::Pipeline;
 
 /// A part, which a thread of the pipeline may be using.
@@ -24,6 +24,8 @@ pub(crate) struct Part {
     range: LayerRange,
     /// Bytes of weights that a token reads.
     weights: u64,
+    /// The part that computes its layers in steps of many rows.
+    streamer: Option<usize>,
 }
 
 impl Part {
@@ -45,8 +47,8 @@ pub struct SplitExecutor {
     /// Bytes of a block that each part has, in the order of the groups.
     sizes: [Vec<usize>; 2],
     crossing: Crossing,
-    /// Features that cross for a draft.
-    pub(crate) taps: usize,
+    /// Layers whose inputs cross for a draft.
+    pub(crate) taps: Vec<usize>,
     /// The part with the vision tower, and what it is.
     pub(crate) tower: Option<(usize, TowerInfo)>,
     pace: Pace,
@@ -76,7 +78,7 @@ impl SplitExecutor {
                 let matrices = model.matrices_of(range.layers());
                 let output = range.has_output().then_some(&model.output);
                 let weights = matrices.chain(output).map(|m| m.bytes().len() as u64).sum();
-                Part { executor: Arc::new(Mutex::new(executor)), range, weights }
+                Part { executor: Arc::new(Mutex::new(executor)), range, weights, streamer: None }
             })
             .collect();
         let info = parts[0].lock().info().clone();
@@ -85,7 +87,7 @@ impl SplitExecutor {
             parts,
             sizes: [Vec::new(), Vec::new()],
             crossing: Crossing::default(),
-            taps: 0,
+            taps: Vec::new(),
             tower: None,
             pace: Pace::new(grouping),
             cuts: Vec::new(),
@@ -109,6 +111,31 @@ impl SplitExecutor {
     #[must_use]
     pub fn with_most(mut self, bytes: Vec<Option<u64>>) -> Self {
         self.most = bytes;
+        self.gather();
+        self
+    }
+
+    /// From now on steps of many rows may have layers that lie in host memory computed by another part, where that takes less time:
+    /// room is made for sequences of up to `positions`. What cannot be streamed stays where it is, and the log says why.
+    #[must_use]
+    pub fn with_streaming(mut self, positions: usize) -> Self {
+        for home in 0..self.parts.len() {
+            let range = self.parts[home].range;
+            if range.has_output() || self.parts[home].lock().as_host().is_none() {
+                continue;
+            }
+            // Each device has room for one range; those behind the part first, which take over what comes out.
+            let taken = |by: usize| self.parts.iter().any(|part| part.streamer == Some(by));
+            let others = (home + 1..self.parts.len()).chain(0..home).filter(|by| !taken(*by));
+            let ready = others.filter(|by| {
+                let mut device = self.parts[*by].lock();
+                let Some(streamer) = device.as_streamer() else { return false };
+                let prepared = streamer.prepare_layers(range, positions);
+                prepared.inspect_err(|error| tracing::warn!(%error, "{range} are not streamed")).is_ok()
+            });
+            let first = ready.take(1).next();
+            self.parts[home].streamer = first;
+        }
         self.gather();
         self
     }
@@ -155,7 +182,7 @@ impl SplitExecutor {
 
     /// Taps of a step.
     fn taps_of(&self, batch: &StepBatch) -> usize {
-        if batch.wants_draft_context() { self.taps } else { 0 }
+        if batch.wants_draft_context() { self.taps.len() } else { 0 }
     }
 
     /// All rows through one part after the other.
@@ -166,6 +193,42 @@ impl SplitExecutor {
             lock(&part.executor).step_part(batch, &mut self.crossing, out)?;
         }
         Ok(())
+    }
+
+    /// All rows through one part after the other, layers in host memory by whoever they are streamed to. `false`: there was none with
+    /// room for the step.
+    fn streamed(&mut self, batch: &StepBatch, out: &mut StepOutput) -> Result<bool, ExecError> {
+        let taps = self.taps_of(batch);
+        self.crossing.shape(batch.rows().len(), self.info.hidden, taps);
+        let mut any = false;
+        for at in 0..self.parts.len() {
+            if self.stream_part(at, batch)? {
+                any = true;
+            } else {
+                lock(&self.parts[at].executor).step_part(batch, &mut self.crossing, out)?;
+            }
+        }
+        Ok(any)
+    }
+
+    /// A part's layers by the device that they are streamed to. `false`: not done, and nothing has changed.
+    fn stream_part(&mut self, at: usize, batch: &StepBatch) -> Result<bool, ExecError> {
+        let Some(by) = self.parts[at].streamer else { return Ok(false) };
+        let done = {
+            let (mut home, mut device) = (lock(&self.parts[at].executor), lock(&self.parts[by].executor));
+            let (Some(home), Some(device)) = (home.as_host(), device.as_streamer()) else { return Ok(false) };
+            device.step_streamed(home, batch, &self.taps, &mut self.crossing)
+        };
+        match done {
+            Ok(done) => Ok(done),
+            // A bug or the end of the device: the part itself would fare no better.
+            Err(error @ (ExecError::Lost { .. } | ExecError::InvalidBatch(_))) => Err(error),
+            Err(error) => {
+                tracing::warn!(%error, "{} are not streamed any more", self.parts[at].range);
+                self.parts[at].streamer = None;
+                Ok(false)
+            }
+        }
     }
 
     /// Groups of rows behind each other.
@@ -250,14 +313,22 @@ impl Executor for SplitExecutor {
             let most = self.info.max_rows;
             return Err(ExecError::InvalidBatch(format!("{rows} rows, expected 1 to {most}")));
         }
-        let count = if self.parts.len() > 1 { self.pace.choose(rows) } else { 1 };
+        let streams = self.parts.iter().any(|part| part.streamer.is_some());
+        let way = if self.parts.len() > 1 { self.pace.choose(rows, streams) } else { Way::Groups(1) };
         let start = Instant::now();
-        if count < 2 {
-            self.in_turn(batch, out)?;
-        } else {
-            self.in_groups(batch, count, out)?;
-        }
-        self.pace.note(rows, count, start.elapsed());
+        let way = match way {
+            Way::Streamed if self.streamed(batch, out)? => Way::Streamed,
+            Way::Streamed => Way::Groups(1),
+            Way::Groups(0 | 1) => {
+                self.in_turn(batch, out)?;
+                way
+            }
+            Way::Groups(count) => {
+                self.in_groups(batch, count, out)?;
+                way
+            }
+        };
+        self.pace.note(rows, way, start.elapsed());
         Ok(())
     }
 

@@ -30,7 +30,7 @@ impl DraftExecutor for SplitExecutor {
         let layers = draft.config.target_layers.clone();
         let attached = self.tap(&layers).and_then(|()| self.last().lock().attach_draft(draft));
         match attached {
-            Ok(()) => self.taps = layers.len(),
+            Ok(()) => self.taps = layers,
             // The part that refused has said why.
             Err(_) => self.tap(&[])?,
         }

@@ -7,8 +7,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use muser_backend::{
-    Crossing, DraftExecutor, ExecError, Executor, KvCapacity, KvType, LayerRange, PartExecutor, Row,
-    RowInput, RowWants, StepBatch, StepOutput, TowerExecutor, delegate_executor,
+    Crossing, DraftExecutor, ExecError, Executor, HostLayers, KvCapacity, KvType, LayerRange, LayerStreamer,
+    PartExecutor, Row, RowInput, RowWants, StepBatch, StepOutput, TowerExecutor, delegate_executor,
 };
 use muser_kv::BlockId;
 use muser_split::{Grouping, SplitExecutor};
@@ -90,6 +90,14 @@ impl PartExecutor for Scripted {
             return Err(ExecError::Device { device: "scripted".into(), what: "as told".into() });
         }
         self.inner.step_part(batch, crossing, out)
+    }
+
+    fn as_host(&mut self) -> Option<&mut dyn HostLayers> {
+        self.inner.as_host()
+    }
+
+    fn as_streamer(&mut self) -> Option<&mut dyn LayerStreamer> {
+        self.inner.as_streamer()
     }
 }
 

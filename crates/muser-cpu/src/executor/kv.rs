@@ -333,6 +333,29 @@ impl KvStore {
         Ok(())
     }
 
+    /// One layer of a block; `layer` counts from the first that is here.
+    pub(crate) fn layer(&self, layer: usize, block: BlockId) -> Result<&[u8], ExecError> {
+        let (from, len) = self.layer_place(layer, block)?;
+        // SAFETY: the layer lies inside the block, which nobody writes while `self` is borrowed outside a step.
+        Ok(unsafe { std::slice::from_raw_parts(from, len) })
+    }
+
+    /// The same to write.
+    pub(crate) fn layer_mut(&mut self, layer: usize, block: BlockId) -> Result<&mut [u8], ExecError> {
+        let (to, len) = self.layer_place(layer, block)?;
+        // SAFETY: as above, and `self` is borrowed mutably.
+        Ok(unsafe { std::slice::from_raw_parts_mut(to, len) })
+    }
+
+    fn layer_place(&self, layer: usize, block: BlockId) -> Result<(*mut u8, usize), ExecError> {
+        let place = self
+            .places
+            .get(layer)
+            .ok_or_else(|| ExecError::InvalidBatch(format!("layer {layer} of {} here", self.places.len())))?;
+        let first = self.block(place.group, block, self.block_bytes(place.group))?;
+        Ok((first.wrapping_add(place.at), place.heads.bytes()))
+    }
+
     /// Zeroes the rows from `rows` on in the bytes of a block.
     pub(crate) fn clear_rows(&self, group: KvGroup, rows: usize, bytes: &mut [u8]) {
         let rows = rows.min(BLOCK_LEN);

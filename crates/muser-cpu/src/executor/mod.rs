@@ -20,9 +20,9 @@ use std::time::Duration;
 use muser_backend::arith::attention as attention_bits;
 use muser_backend::arith::vision::PositionRule;
 use muser_backend::{
-    Crossing, DraftBatch, DraftExecutor, ExecError, Executor, ExecutorInfo, KvCapacity, KvType, LayerRange,
-    LentBlock, PartExecutor, StepBatch, StepOutput, TowerExecutor, TowerImage, TowerInfo, arith,
-    check_projector, draft_mark, largest_of_draft, no_tower, numeric_route, only_a_part,
+    Crossing, DraftBatch, DraftExecutor, ExecError, Executor, ExecutorInfo, HostLayers, KvCapacity, KvType,
+    LayerRange, LayerStreamer, LentBlock, PartExecutor, StepBatch, StepOutput, TowerExecutor, TowerImage,
+    TowerInfo, arith, check_projector, draft_mark, largest_of_draft, no_tower, numeric_route, only_a_part,
 };
 use muser_gguf::GgmlType;
 use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
@@ -378,6 +378,28 @@ impl PartExecutor for CpuExecutor {
             crossing.check(batch.rows().len(), self.info.hidden, self.taps_of(batch))?;
         }
         self.run(batch, crossing, out)
+    }
+
+    fn as_host(&mut self) -> Option<&mut dyn HostLayers> {
+        Some(self)
+    }
+
+    fn as_streamer(&mut self) -> Option<&mut dyn LayerStreamer> {
+        None
+    }
+}
+
+impl HostLayers for CpuExecutor {
+    fn kv_capacity(&self) -> KvCapacity {
+        self.kv.capacity()
+    }
+
+    fn kv_of(&self, layer: usize, block: BlockId) -> Result<&[u8], ExecError> {
+        self.kv.layer(layer.wrapping_sub(self.range.first()), block)
+    }
+
+    fn kv_of_mut(&mut self, layer: usize, block: BlockId) -> Result<&mut [u8], ExecError> {
+        self.kv.layer_mut(layer.wrapping_sub(self.range.first()), block)
     }
 }
 

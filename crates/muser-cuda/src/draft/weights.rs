@@ -11,7 +11,8 @@ use muser_model::{Draft, Matrix};
 use crate::CudaError;
 use crate::driver::{Buffer, Context};
 use crate::matrix::Product;
-use crate::weights::{Plan, Repack, Unfit, upload, with_fallback};
+use crate::uploader::Repack;
+use crate::weights::{Plan, Unfit, upload, with_fallback};
 
 /// Products and norm weights of a draft layer.
 pub(super) struct DraftLayerOnDevice {

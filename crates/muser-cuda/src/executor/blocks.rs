@@ -6,7 +6,7 @@ use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
 
 use super::CudaExecutor;
 use crate::CudaError;
-use crate::driver::Launch;
+use crate::driver::{Launch, Stream};
 use crate::forward::head_layout;
 use crate::kernels::TransposeArgs;
 
@@ -42,11 +42,23 @@ impl CudaExecutor {
     }
 
     /// All heads of a block between the card's layout and the one of all backends.
-    fn transpose(&self, src: u64, dst: u64, bytes: usize, out: bool) -> Result<(), CudaError> {
+    pub(super) fn transpose(&self, src: u64, dst: u64, bytes: usize, out: bool) -> Result<(), CudaError> {
+        self.transpose_on(&self.stream, src, dst, bytes, out)
+    }
+
+    /// The same on another stream.
+    pub(super) fn transpose_on(
+        &self,
+        stream: &Stream,
+        src: u64,
+        dst: u64,
+        bytes: usize,
+        out: bool,
+    ) -> Result<(), CudaError> {
         let (digits, heads) = (self.digits.count() as u32, bytes / head_layout(self.digits).bytes());
         let args = TransposeArgs { src, dst, digits, out: u32::from(out) };
         let grid = (2 * digits + 1, heads as u32);
-        self.stream.launch(&self.rows.transpose, Launch { overlap: false, ..Launch::new(grid, 256) }, &args)
+        stream.launch(&self.rows.transpose, Launch { overlap: false, ..Launch::new(grid, 256) }, &args)
     }
 
     /// Zeroes the rows from `rows` on in the bytes of a block that has left.

@@ -2,7 +2,9 @@
 //!
 //! Copies wait: before a step's graph is replayed the rows are there, after it they are fetched.
 
-use muser_backend::{Crossing, ExecError, LayerRange, PartExecutor, StepBatch, StepOutput};
+use muser_backend::{
+    Crossing, ExecError, HostLayers, LayerRange, LayerStreamer, PartExecutor, StepBatch, StepOutput,
+};
 
 use super::CudaExecutor;
 use crate::CudaError;
@@ -87,5 +89,13 @@ impl PartExecutor for CudaExecutor {
             crossing.check(batch.rows().len(), self.geometry.hidden, self.taps_of(batch))?;
         }
         self.compute(batch, crossing, out)
+    }
+
+    fn as_host(&mut self) -> Option<&mut dyn HostLayers> {
+        None
+    }
+
+    fn as_streamer(&mut self) -> Option<&mut dyn LayerStreamer> {
+        Some(self)
     }
 }

@@ -22,7 +22,7 @@ use crate::driver::{Context, Stream};
 use crate::kernels::TowerAttention;
 use crate::loaded::Kernels;
 use crate::matrix::ProductKernels;
-use crate::weights::copy_in_parallel;
+use crate::uploader::copy_in_parallel;
 pub(crate) use kernels::TowerKernels;
 use memory::{PictureMemory, PictureSize, SLICE, SliceMemory, TOKENS};
 use plan::PicturePlan;

@@ -10,7 +10,8 @@ use muser_model::{LayerNorm, Matrix, Projector};
 use crate::CudaError;
 use crate::driver::{Buffer, Context};
 use crate::matrix::{AnyKind, Product, RawPart};
-use crate::weights::{Plan, Repack, upload};
+use crate::uploader::Repack;
+use crate::weights::{Plan, upload};
 
 /// Where the weight and the bias of a norm lie.
 #[derive(Clone, Copy)]

@@ -1,6 +1,8 @@
 //! A range of a model's layers: what comes over the cut before it, and what goes over the one behind it.
 
-use muser_backend::{Crossing, ExecError, LayerRange, PartExecutor, StepBatch, StepOutput};
+use muser_backend::{
+    Crossing, ExecError, HostLayers, LayerRange, LayerStreamer, PartExecutor, StepBatch, StepOutput,
+};
 
 use super::WgpuExecutor;
 use crate::WgpuError;
@@ -119,5 +121,13 @@ impl PartExecutor for WgpuExecutor {
             crossing.check(batch.rows().len(), self.info.hidden, self.taps_of(batch))?;
         }
         self.run(batch, crossing, out).map_err(|error| self.fail(error))
+    }
+
+    fn as_host(&mut self) -> Option<&mut dyn HostLayers> {
+        None
+    }
+
+    fn as_streamer(&mut self) -> Option<&mut dyn LayerStreamer> {
+        None
     }
 }
