@@ -31,10 +31,10 @@ pub use draft::{DraftBatch, DraftInfo, DraftSeq, check_draft, draft_mark};
 pub use error::ExecError;
 pub use executor::{DraftExecutor, Executor, ExecutorInfo, LentBlock, TowerExecutor, largest_of_draft};
 pub use kv_type::{KvCapacity, KvType};
-pub use part::{Crossing, LayerRange, PartExecutor, only_a_part};
+pub use part::{Crossing, HostLayers, LayerRange, LayerStreamer, PartExecutor, only_a_part};
 pub use reference::ReferenceExecutor;
 pub use route::numeric_route;
-pub use streaming::{HostLayers, LayerStreamer, StreamedStep};
+pub use streaming::StreamedStep;
 pub use tower::{
     TowerImage, TowerInfo, TowerStage, check_projector, no_image, no_tower, picture_digest, projector_mark,
 };

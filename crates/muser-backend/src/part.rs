@@ -3,7 +3,9 @@
 use std::fmt;
 use std::ops::Range;
 
-use crate::{ExecError, Executor, HostLayers, LayerStreamer, StepBatch, StepOutput};
+use muser_kv::BlockId;
+
+use crate::{ExecError, Executor, KvCapacity, StepBatch, StepOutput};
 
 /// Consecutive layers of a model. The range that begins with the first layer also has the embedding table, the one that ends
 /// with the last layer the final norm and the vocabulary matrix.
@@ -135,6 +137,40 @@ pub trait PartExecutor: Executor {
 
     /// What computes layers of others, if it can.
     fn as_streamer(&mut self) -> Option<&mut dyn LayerStreamer>;
+}
+
+/// A part whose KV is host memory.
+pub trait HostLayers {
+    /// Its blocks.
+    fn kv_capacity(&self) -> KvCapacity;
+
+    /// K and V of one layer of a block, in the layout of [`crate::kv_layout`]; `layer` counts from the model's first.
+    fn kv_of(&self, layer: usize, block: BlockId) -> Result<&[u8], ExecError>;
+
+    /// The same to write.
+    fn kv_of_mut(&mut self, layer: usize, block: BlockId) -> Result<&mut [u8], ExecError>;
+}
+
+/// A device that computes layers of another part, with weights that it reads from the model's file when it needs them.
+pub trait LayerStreamer {
+    /// Makes room to compute these layers for sequences of up to `positions`.
+    ///
+    /// # Errors
+    /// Not enough memory, or weights that cannot be streamed. What was there before is left.
+    fn prepare_layers(&mut self, range: LayerRange, positions: usize) -> Result<(), ExecError>;
+
+    /// A step through the layers that were prepared: as [`PartExecutor::step_part`] of `home`, whose layers they are, and which
+    /// writes down the input of `taps`. `false`: there is no room for a step of this shape, and nothing was done.
+    ///
+    /// # Errors
+    /// Nothing of `home` was changed.
+    fn step_streamed(
+        &mut self,
+        home: &mut dyn HostLayers,
+        batch: &StepBatch,
+        taps: &[usize],
+        crossing: &mut Crossing,
+    ) -> Result<bool, ExecError>;
 }
 
 /// What [`Executor::step`] of a part of a model answers.

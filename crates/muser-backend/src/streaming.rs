@@ -1,4 +1,4 @@
-//! Layers whose weights and KV lie in host memory, computed on a device: with many rows the way of the weights over the bus is
+//! What a step is where layers are streamed to a device ([`crate::LayerStreamer`]): with many rows the way of the weights over the bus is
 //! shorter than the arithmetic is on the processor.
 //!
 //! Nothing moves for good. Blocks of K and V go to the device for a step and those that were written come back at its end, so a
@@ -9,41 +9,7 @@ use std::collections::HashMap;
 use muser_kv::{BLOCK_LEN, BlockId, KvGroup};
 use muser_model::Model;
 
-use crate::{Crossing, ExecError, KvCapacity, LayerRange, Row, RowInput, RowWants, StepBatch};
-
-/// A part whose KV is host memory.
-pub trait HostLayers {
-    /// Its blocks.
-    fn kv_capacity(&self) -> KvCapacity;
-
-    /// K and V of one layer of a block, in the layout of [`crate::kv_layout`]; `layer` counts from the model's first.
-    fn kv_of(&self, layer: usize, block: BlockId) -> Result<&[u8], ExecError>;
-
-    /// The same to write.
-    fn kv_of_mut(&mut self, layer: usize, block: BlockId) -> Result<&mut [u8], ExecError>;
-}
-
-/// A device that computes layers of another part, with weights that it reads from the model's file when it needs them.
-pub trait LayerStreamer {
-    /// Makes room to compute these layers for sequences of up to `positions`.
-    ///
-    /// # Errors
-    /// Not enough memory, or weights that cannot be streamed. What was there before is left.
-    fn prepare_layers(&mut self, range: LayerRange, positions: usize) -> Result<(), ExecError>;
-
-    /// A step through the layers that were prepared: as [`crate::PartExecutor::step_part`] of `home`, whose layers they are, and which
-    /// writes down the input of `taps`. `false`: there is no room for a step of this shape, and nothing was done.
-    ///
-    /// # Errors
-    /// Nothing of `home` was changed.
-    fn step_streamed(
-        &mut self,
-        home: &mut dyn HostLayers,
-        batch: &StepBatch,
-        taps: &[usize],
-        crossing: &mut Crossing,
-    ) -> Result<bool, ExecError>;
-}
+use crate::{ExecError, KvCapacity, LayerRange, Row, RowInput, RowWants, StepBatch};
 
 /// A step over copies of the blocks that it reads and writes, numbered from 0 in each group.
 #[derive(Default)]

@@ -3,6 +3,7 @@
 //! ```text
 //! split_check same MODEL [DRAFT]      every cut, both orders, three parts, two executors on one card: ids, logits, proposals, K and V
 //!                                     are those of one executor on the processor
+//! split_check streamed MODEL [DRAFT]  the same with the processor first and its layers streamed to the card in every step
 //! ```
 //! `MUSER_CHECK_KV=8` does it with K and V in 8 bits.
 #![expect(clippy::print_stdout, reason = "the result is printed")]
@@ -26,13 +27,18 @@ type AnyError = Box<dyn std::error::Error>;
 const STEPS: [usize; 9] = [300, 100, 1, 1, 1, 5, 130, 1, 17];
 
 fn main() -> Result<(), AnyError> {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let args: Vec<String> = muser_bench::arguments().collect();
     let result = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["same", model, ref draft @ ..] => {
             let draft = draft.first().map(Draft::load).transpose()?;
-            same(&Model::load(model)?, draft.as_ref())?
+            same(&Model::load(model)?, draft.as_ref(), false)?
         }
-        _ => return Err("usage: same MODEL [DRAFT]".into()),
+        ["streamed", model, ref draft @ ..] => {
+            let draft = draft.first().map(Draft::load).transpose()?;
+            same(&Model::load(model)?, draft.as_ref(), true)?
+        }
+        _ => return Err("usage: same MODEL [DRAFT] | streamed MODEL [DRAFT]".into()),
     };
     println!("{}", serde_json::to_string_pretty(&json!({ "command": args.join(" "), "result": result }))?);
     Ok(())
@@ -73,19 +79,31 @@ fn cuts(layers: usize) -> Vec<Cut> {
     cuts
 }
 
-fn same(model: &Model, draft: Option<&Draft>) -> Result<Value, AnyError> {
+fn same(model: &Model, draft: Option<&Draft>, streamed: bool) -> Result<Value, AnyError> {
     let kv = kv_type();
     let layers = model.geometry.layers();
-    let whole = CpuExecutor::new(model.clone(), CpuOptions { kv, ..CpuOptions::default() })?;
-    let expected = trace(Box::new(whole), draft)?;
+    let mut whole = CpuExecutor::new(model.clone(), CpuOptions { kv, ..CpuOptions::default() })?;
+    let expected = trace(&mut whole, draft)?;
     let mut equal = 0;
     let start = Instant::now();
-    for cut in cuts(layers) {
-        for groups in [1, 3] {
+    let cuts = cuts(layers).into_iter().filter(|cut| !streamed || cut[0].0 == Processor);
+    let ways: &[Grouping] =
+        if streamed { &[Grouping::Streamed] } else { &[Grouping::Fixed(1), Grouping::Fixed(3)] };
+    for cut in cuts {
+        for way in ways {
             let parts = parts(model, &cut, kv)?;
-            let split = SplitExecutor::new(parts, model, Grouping::Fixed(groups))?;
-            let name = format!("{}, {groups} groups", split.info().device);
-            let found = trace(Box::new(split), draft)?;
+            let mut split = SplitExecutor::new(parts, model, *way)?;
+            if streamed {
+                split = split.with_streaming(STEPS.iter().sum());
+                if !split.streams() {
+                    return Err(format!("{}: nothing is streamed", split.info().device).into());
+                }
+            }
+            let name = format!("{}, {way:?}", split.info().device);
+            let found = trace(&mut split, draft)?;
+            if streamed && !split.streams() {
+                return Err(format!("{name}: it was given up, the log says why").into());
+            }
             if found != expected {
                 let (ids, proposals) = (found.ids == expected.ids, found.proposals == expected.proposals);
                 return Err(
@@ -130,7 +148,7 @@ struct Trace {
     rest: blake3::Hash,
 }
 
-fn trace(mut executor: Box<dyn Executor>, draft: Option<&Draft>) -> Result<Trace, AnyError> {
+fn trace(executor: &mut dyn Executor, draft: Option<&Draft>) -> Result<Trace, AnyError> {
     if let Some(draft) = draft {
         executor.attach_draft(draft.clone())?;
     }

@@ -19,7 +19,8 @@ pub(crate) struct Streaming {
     pub(crate) range: LayerRange,
     /// Placed in the slots, which take turns.
     pub(crate) layers: Vec<LayerOnDevice>,
-    pub(crate) norms: Buffer<f32>,
+    /// The layers name addresses in it.
+    pub(crate) _norms: Buffer<f32>,
     pub(crate) tiles: [Buffer<u8>; 2],
     pub(crate) pools: [KvPool; 2],
     pub(crate) uploader: Uploader,

@@ -1,5 +1,7 @@
 //! Devices and what they can do.
 
+use muser_backend::LayerRange;
+
 use crate::ModelSize;
 
 /// What kind of device; what is known of each kind is in `expect.rs`.
@@ -30,6 +32,8 @@ pub struct Device {
     pub read: f64,
     /// Operations a second that its products reach with many rows.
     pub compute: f64,
+    /// Bytes a second from the machine's memory to its own.
+    pub link: f64,
 }
 
 /// Bytes a second at which weights come from a file that memory does not hold, if nobody has measured it.
@@ -48,13 +52,25 @@ impl Device {
         }
     }
 
-    /// Working memory of steps.
-    pub fn scratch(&self, model: &ModelSize, whole: bool) -> u64 {
-        let g = &model.geometry;
-        let rows = match self.kind {
+    /// Most rows of a step where it has the whole model or a part of it.
+    pub(crate) fn rows(&self, whole: bool) -> u64 {
+        match self.kind {
             Kind::Cuda => ROWS[usize::from(whole)],
             Kind::Processor | Kind::Wgpu => ROWS[0],
-        };
+        }
+    }
+
+    /// The same where layers are streamed to it: about as many as it computes while a layer is on its way.
+    pub(crate) fn streamed_rows(&self, model: &ModelSize) -> u64 {
+        let range = LayerRange::whole(model.layers.len());
+        let (bytes, operations) = (model.streamed(range) as f64, model.flops(range).max(1) as f64);
+        let rows = bytes / self.link.max(1.0) * self.compute / operations;
+        (rows as u64).next_power_of_two().clamp(ROWS[0], ROWS[1])
+    }
+
+    /// Working memory of steps of so many rows.
+    pub(crate) fn scratch(&self, model: &ModelSize, rows: u64) -> u64 {
+        let g = &model.geometry;
         // About 250 KB a row of the released model, 64 rows of logits, angles of all positions.
         let row = 38 * g.hidden as u64;
         let fixed = 64 * g.vocab as u64 * 8 + g.context as u64 * g.head_dim as u64 * 4;
@@ -78,32 +94,34 @@ pub struct Card {
     pub read: f64,
     /// Tera-operations a second with dense 8-bit integers.
     pub int8: f64,
+    /// Gigabytes a second over the bus in a slot that suits it.
+    pub link: f64,
 }
 
 /// Cards by memory, the usual one of each size first.
 pub const KNOWN: &[Card] = &[
-    card("RTX 4060", 8, 272.0, 121.0),
-    card("RTX 3070", 8, 448.0, 163.0),
-    card("RTX 3060", 12, 360.0, 102.0),
-    card("RTX 4070", 12, 504.0, 233.0),
-    card("RTX 4060 Ti 16GB", 16, 288.0, 177.0),
-    card("RTX 4080", 16, 717.0, 390.0),
-    card("RTX 5080", 16, 960.0, 450.0),
-    card("RTX 3090", 24, 936.0, 285.0),
-    card("RTX 4090", 24, 1008.0, 660.0),
-    card("L4", 24, 300.0, 242.0),
-    card("RTX 5090", 32, 1792.0, 838.0),
-    card("L40S", 48, 864.0, 733.0),
-    card("RTX 6000 Ada", 48, 960.0, 728.0),
-    card("A100", 80, 2039.0, 624.0),
-    card("H100", 80, 3350.0, 1979.0),
-    card("RTX PRO 6000", 96, 1792.0, 1000.0),
+    card("RTX 4060", 8, 272.0, 121.0, 12.0),
+    card("RTX 3070", 8, 448.0, 163.0, 24.0),
+    card("RTX 3060", 12, 360.0, 102.0, 24.0),
+    card("RTX 4070", 12, 504.0, 233.0, 24.0),
+    card("RTX 4060 Ti 16GB", 16, 288.0, 177.0, 12.0),
+    card("RTX 4080", 16, 717.0, 390.0, 24.0),
+    card("RTX 5080", 16, 960.0, 450.0, 48.0),
+    card("RTX 3090", 24, 936.0, 285.0, 24.0),
+    card("RTX 4090", 24, 1008.0, 660.0, 24.0),
+    card("L4", 24, 300.0, 242.0, 24.0),
+    card("RTX 5090", 32, 1792.0, 838.0, 48.0),
+    card("L40S", 48, 864.0, 733.0, 24.0),
+    card("RTX 6000 Ada", 48, 960.0, 728.0, 24.0),
+    card("A100", 80, 2039.0, 624.0, 24.0),
+    card("H100", 80, 3350.0, 1979.0, 48.0),
+    card("RTX PRO 6000", 96, 1792.0, 1000.0, 48.0),
     // The read rate is measured (receipt cuda-h200-vs-llama).
-    card("H200", 141, 4380.0, 1979.0),
+    card("H200", 141, 4380.0, 1979.0, 48.0),
 ];
 
-const fn card(name: &'static str, gigabytes: u32, read: f64, int8: f64) -> Card {
-    Card { name, gigabytes, read, int8 }
+const fn card(name: &'static str, gigabytes: u32, read: f64, int8: f64, link: f64) -> Card {
+    Card { name, gigabytes, read, int8, link }
 }
 
 /// Share of the dense 8-bit rate that prompts reached on the card that it was measured on (an H200: 8,323 tok/s of 54 GFLOP).
@@ -129,7 +147,8 @@ impl Card {
             free: (total as f64 * LEFT_BY_DRIVER) as u64,
             total,
             read: self.read * 1e9,
-            compute: self.int8 * 1e12 * PROMPT_SHARE,
+            compute: self.compute(),
+            link: self.link * 1e9,
         }
     }
 
@@ -150,6 +169,7 @@ pub fn host(free: u64, read: Option<f64>) -> Device {
         total: free,
         read: read.unwrap_or(60e9),
         compute: 1.2e12,
+        link: f64::INFINITY,
     }
 }
 

@@ -63,11 +63,20 @@ impl Placed<'_> {
     }
 
     /// Seconds a row of a prompt.
-    fn prompt(&self, model: &ModelSize) -> f64 {
+    pub(crate) fn prompt(&self, model: &ModelSize) -> f64 {
         let computing = model.flops(self.range) as f64 / self.device.compute;
         let rows = 512.0;
         let reading = if self.from_file { model.streamed(self.range) as f64 / FILE_READ / rows } else { 0.0 };
         computing.max(reading)
+    }
+
+    /// The same where the card `by` computes the layers in steps of `rows` rows: weights come while the layer before is computed.
+    pub(crate) fn streamed(&self, model: &ModelSize, by: &Device, rows: u64) -> f64 {
+        // From the file map to pinned memory and from there over the bus: read, written and read again.
+        let rate = by.link.min(self.device.read / 3.0);
+        let rate = if self.from_file { rate.min(FILE_READ) } else { rate };
+        let bringing = model.streamed(self.range) as f64 / rate / rows as f64;
+        bringing.max(model.flops(self.range) as f64 / by.compute)
     }
 }
 
@@ -77,8 +86,21 @@ pub(crate) fn crossings(model: &ModelSize, parts: usize, rows: u32) -> f64 {
     parts.saturating_sub(1) as f64 * (CROSSING + bytes / LINK)
 }
 
-/// The rates of parts in a row.
-pub(crate) fn of(model: &ModelSize, parts: &[Placed<'_>], kv: KvType) -> Expected {
+/// Seconds a row of a prompt where a card behind the processor computes the processor's layers; none without such a card.
+fn streamed(model: &ModelSize, parts: &[Placed<'_>], rows: u64) -> Option<f64> {
+    let host = parts.iter().position(|part| part.device.is_processor())?;
+    let by = parts[host + 1..].iter().find(|part| part.device.kind == Kind::Cuda)?.device;
+    let others = parts.iter().enumerate().filter(|(at, _)| *at != host);
+    Some(parts[host].streamed(model, by, rows) + others.map(|(_, part)| part.prompt(model)).sum::<f64>())
+}
+
+/// The rates of parts in a row, where layers are streamed in steps of `streamed_rows` rows.
+pub(crate) fn of(
+    model: &ModelSize,
+    parts: &[Placed<'_>],
+    kv: KvType,
+    streamed_rows: Option<u64>,
+) -> Expected {
     let decode = |rows: u32| {
         let steps: f64 = parts.iter().map(|part| part.decode(model, rows, kv)).sum();
         f64::from(rows) / (steps + crossings(model, parts.len(), rows))
@@ -87,6 +109,8 @@ pub(crate) fn of(model: &ModelSize, parts: &[Placed<'_>], kv: KvType) -> Expecte
     let (sum, longest) = (rows.iter().sum::<f64>(), rows.iter().copied().fold(0.0, f64::max));
     // Groups follow each other: the slowest part is never idle, the others wait for it.
     let row = longest + (sum - longest) / GROUPS;
+    let by_card = streamed_rows.and_then(|rows| streamed(model, parts, rows));
+    let row = by_card.map_or(row, |streamed| row.min(streamed));
     Expected { one: decode(1), eight: decode(8), prompt: 1.0 / row }
 }
 
@@ -98,7 +122,7 @@ mod tests {
     fn whole(device: &Device) -> Expected {
         let model = ModelSize::released().expect("constants");
         let part = Placed { number: 0, device, range: LayerRange::whole(52), from_file: false };
-        of(&model, &[part], KvType::Int16)
+        of(&model, &[part], KvType::Int16, None)
     }
 
     /// What was measured of the whole model (receipts cuda-h200-vs-llama and zen4-30b-decode), within 15 %.
@@ -119,7 +143,7 @@ mod tests {
         let model = ModelSize::released().expect("constants");
         let device = host(32 << 30, None);
         let part = |from_file| Placed { number: 0, device: &device, range: LayerRange::whole(52), from_file };
-        let [held, read] = [false, true].map(|from_file| of(&model, &[part(from_file)], KvType::Int16));
+        let [held, read] = [false, true].map(|from_file| of(&model, &[part(from_file)], KvType::Int16, None));
         assert!(held.one > 20.0 * read.one && read.one > 0.1, "{held:?} {read:?}");
     }
 }

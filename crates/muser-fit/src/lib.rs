@@ -7,19 +7,22 @@
 //! A plan never takes more of a device than is free behind its reserve. The processor is the exception for weights, and says so
 //! ([`Plan::from_file`]): they are read from the file map, and what memory does not hold is read from the file again and again.
 
+mod ask;
 mod device;
 mod expect;
 mod model;
 mod place;
 mod plan;
+mod question;
 mod refuse;
 mod spec;
 mod words;
 
+pub use ask::{plan, plan_auto};
 pub use device::{Card, Device, KNOWN, Kind, host, known};
 pub use expect::Expected;
 pub use model::{LayerSize, ModelSize};
-pub use plan::{Asked, PartPlan, Plan, Wish, plan, plan_auto};
+pub use plan::{Asked, PartPlan, Plan, Wish};
 pub use refuse::{NoPlan, Shortage, Way};
 pub use spec::{Backend, DeviceList, DeviceSpec, parse_bytes};
 pub use words::gigabytes;

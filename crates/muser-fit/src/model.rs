@@ -122,6 +122,11 @@ impl ModelSize {
         self.kv_positions(range, |sliding| if sliding { window } else { all }) * self.row_bytes(kv)
     }
 
+    /// Bytes of K and V of one layer.
+    pub(crate) fn kv_of_layer(&self, positions: u64, kv: KvType) -> u64 {
+        positions * self.row_bytes(kv)
+    }
+
     fn kv_positions(&self, range: LayerRange, of_layer: impl Fn(bool) -> u64) -> u64 {
         self.geometry.sliding[range.layers()].iter().map(|sliding| of_layer(*sliding)).sum()
     }

@@ -3,7 +3,12 @@
 use muser_backend::{KvType, LayerRange};
 
 use crate::expect::{Placed, crossings};
-use crate::{Device, ModelSize};
+use crate::{Device, Kind, ModelSize};
+
+/// Tokens of a prompt that are read for each token that is written, where one kind of speed is weighed against the other.
+const READ_FOR_ONE: f64 = 4.0;
+/// Bytes of the slots that weights pass on their way to a card.
+const STAGING: u64 = 64 << 20;
 
 /// For how much K and V there must be room.
 #[derive(Clone, Copy, Debug)]
@@ -14,6 +19,8 @@ pub(crate) struct Load<'a> {
     pub(crate) kv: KvType,
     /// Bytes that the part with the output needs besides: a draft.
     pub(crate) draft: u64,
+    /// May a card behind the processor compute the processor's layers in steps of many rows?
+    pub(crate) streams: bool,
 }
 
 /// A device that layers may go to.
@@ -47,10 +54,36 @@ impl Load<'_> {
     pub(crate) fn needs(&self, device: &Device, range: LayerRange) -> Needs {
         let table = if range.has_embedding() { self.model.table } else { 0 };
         let draft = if range.has_output() { self.draft } else { 0 };
+        let streams = self.streams_to(device, range);
+        let rows = if streams { device.streamed_rows(self.model) } else { device.rows(range.is_whole()) };
+        let transit = if streams { self.transit(rows) } else { 0 };
         Needs {
             weights: self.model.streamed(range) + table + draft,
             kv: self.model.kv_bytes(range, self.context, self.sequences, self.kv),
-            scratch: device.scratch(self.model, range.is_whole()),
+            scratch: device.scratch(self.model, rows) + transit,
+        }
+    }
+
+    pub(crate) fn streams_to(&self, device: &Device, range: LayerRange) -> bool {
+        self.streams && device.kind == Kind::Cuda && range.first() > 0
+    }
+
+    /// Room for layers on their way through a card: two slots for weights and two for K and V of a long sequence, staging.
+    fn transit(&self, rows: u64) -> u64 {
+        let model = self.model;
+        let weights = model.layers.iter().map(|layer| layer.bytes).max().unwrap_or(0);
+        let positions = u64::from(self.context).max(model.geometry.window as u64 + rows);
+        let keys = model.kv_of_layer(positions + 10 * muser_model::cost::KV_BLOCK, self.kv);
+        2 * weights + 2 * keys + model.kv_of_layer(rows, self.kv) + STAGING
+    }
+
+    /// Most rows of a step through these parts.
+    pub(crate) fn rows(&self, parts: &[Placed<'_>]) -> u64 {
+        let streamer = parts.iter().find(|part| self.streams_to(part.device, part.range));
+        match (streamer, parts) {
+            (Some(part), _) => part.device.streamed_rows(self.model),
+            (None, [part]) => part.device.rows(true),
+            _ => parts.iter().map(|part| part.device.rows(false)).min().unwrap_or(1),
         }
     }
 
@@ -74,14 +107,28 @@ impl Load<'_> {
         None
     }
 
-    /// The way that writes one sequence fastest: every layer once, in the order of `devices`, `count` of them where given; the
+    /// Seconds of a part for a token that is written, and for those that are read with it.
+    fn seconds(&self, part: &Placed<'_>, by: Option<&Device>) -> f64 {
+        let streamer = by.filter(|_| self.streams && part.device.is_processor() && !part.range.has_output());
+        let read = match streamer {
+            Some(by) => part.streamed(self.model, by, by.streamed_rows(self.model)),
+            None => part.prompt(self.model),
+        };
+        part.decode(self.model, 1, self.kv) + READ_FOR_ONE * read
+    }
+
+    /// The way that takes one sequence the least time: every layer once, in the order of `devices`, `count` of them where given; the
     /// fewest parts among equals. `all`: no device may be left out.
     pub(crate) fn best<'d>(&self, devices: &[Choice<'d>], all: bool) -> Way<'d> {
         let layers = self.model.layers.len();
         // Best way to have the first layers, as many as the index says, on the devices so far.
         let mut ways: Vec<Way<'d>> = vec![None; layers + 1];
         ways[0] = Some((0.0, Vec::new()));
-        for &choice in devices {
+        for (number, &choice) in devices.iter().enumerate() {
+            let behind = devices[number + 1..].iter().map(|choice| choice.device);
+            let by = behind
+                .filter(|device| device.kind == Kind::Cuda)
+                .max_by(|a, b| a.compute.total_cmp(&b.compute));
             let mut next: Vec<Way<'d>> = if all { vec![None; layers + 1] } else { ways.clone() };
             for (first, way) in ways.iter().enumerate() {
                 let Some((seconds, parts)) = way else { continue };
@@ -90,7 +137,7 @@ impl Load<'_> {
                 for end in ends {
                     let Some(range) = LayerRange::new(first..end, layers) else { continue };
                     let Some(part) = self.place(choice, range) else { continue };
-                    let total = seconds + part.decode(self.model, 1, self.kv) + cut;
+                    let total = seconds + self.seconds(&part, by) + cut;
                     if next[end].as_ref().is_none_or(|(best, _)| total < *best) {
                         next[end] = Some((total, parts.iter().copied().chain([part]).collect()));
                     }

@@ -5,7 +5,8 @@ use std::fmt;
 use muser_backend::{KvType, LayerRange};
 
 use crate::place::{Choice, Load};
-use crate::plan::{Asked, Question};
+use crate::plan::Asked;
+use crate::question::Question;
 use crate::words::gigabytes;
 use crate::{Device, Plan};
 
@@ -98,6 +99,7 @@ fn shortages(question: &Question<'_>) -> Vec<Shortage> {
         sequences: wish.parallel.value,
         kv: wish.kv,
         draft: wish.draft,
+        streams: question.streams(),
     };
     let layers = question.model.layers.len();
     let devices = question.devices();
@@ -116,7 +118,8 @@ fn shortages(question: &Question<'_>) -> Vec<Shortage> {
     }
     if found.is_empty() {
         let whole = load.needs(devices[0].device, LayerRange::whole(layers));
-        let scratch: u64 = devices.iter().map(|c| c.device.scratch(question.model, false)).sum();
+        let scratch: u64 =
+            devices.iter().map(|c| c.device.scratch(question.model, c.device.rows(false))).sum();
         let needed = whole.weights + whole.kv + scratch;
         let ids: Vec<&str> = devices.iter().map(|choice| choice.device.id.as_str()).collect();
         let has = devices.iter().map(|choice| Load::room(choice.device)).sum();
@@ -232,6 +235,7 @@ fn more_memory(question: &Question<'_>, plan: &Plan) -> Option<(String, u64, f64
         sequences: plan.parallel,
         kv: plan.kv,
         draft: question.wish.draft,
+        streams: false,
     };
     let more =
         load.needs(best.device, whole).sum().checked_sub(Load::room(best.device)).filter(|n| *n > 0)?;

@@ -1,6 +1,6 @@
 //! The executor over its parts.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use muser_backend::{
@@ -13,31 +13,8 @@ use muser_model::Model;
 use crate::blocks::{self, SplitLoan};
 use crate::groups;
 use crate::pace::{Grouping, Pace, Way};
+use crate::part::{Part, lock};
 use crate::pipeline::Pipeline;
-
-/// A part, which a thread of the pipeline may be using.
-pub(crate) type Shared = Arc<Mutex<Box<dyn PartExecutor>>>;
-
-/// What is known of a part without asking it.
-pub(crate) struct Part {
-    pub(crate) executor: Shared,
-    range: LayerRange,
-    /// Bytes of weights that a token reads.
-    weights: u64,
-    /// The part that computes its layers in steps of many rows.
-    streamer: Option<usize>,
-}
-
-impl Part {
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Box<dyn PartExecutor>> {
-        lock(&self.executor)
-    }
-}
-
-/// A part that panicked may be used again: its own state is what its errors say.
-pub(crate) fn lock(part: &Shared) -> MutexGuard<'_, Box<dyn PartExecutor>> {
-    part.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// One executor made of several; see the crate.
 pub struct SplitExecutor {
@@ -138,6 +115,11 @@ impl SplitExecutor {
         }
         self.gather();
         self
+    }
+
+    /// Are there layers that may be streamed?
+    pub fn streams(&self) -> bool {
+        self.parts.iter().any(|part| part.streamer.is_some())
     }
 
     /// The layers of each part.
@@ -313,8 +295,7 @@ impl Executor for SplitExecutor {
             let most = self.info.max_rows;
             return Err(ExecError::InvalidBatch(format!("{rows} rows, expected 1 to {most}")));
         }
-        let streams = self.parts.iter().any(|part| part.streamer.is_some());
-        let way = if self.parts.len() > 1 { self.pace.choose(rows, streams) } else { Way::Groups(1) };
+        let way = if self.parts.len() > 1 { self.pace.choose(rows, self.streams()) } else { Way::Groups(1) };
         let start = Instant::now();
         let way = match way {
             Way::Streamed if self.streamed(batch, out)? => Way::Streamed,

@@ -7,7 +7,8 @@ use muser_backend::{DraftBatch, DraftExecutor, ExecError, TowerExecutor, TowerIm
 use muser_kv::BlockId;
 use muser_model::{Draft, Projector};
 
-use crate::executor::{Part, SplitExecutor};
+use crate::executor::SplitExecutor;
+use crate::part::Part;
 
 impl SplitExecutor {
     /// Has what lies before the last part write down what a draft reads of these layers.

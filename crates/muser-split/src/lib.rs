@@ -14,6 +14,7 @@ mod executor;
 mod faculties;
 mod groups;
 mod pace;
+mod part;
 mod pipeline;
 
 pub use executor::SplitExecutor;

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 
 use muser_backend::{Crossing, ExecError, StepBatch, StepOutput};
 
-use crate::executor::{Shared, lock};
+use crate::part::{Shared, lock};
 
 /// Groups between two threads before the first one waits.
 const WAITING: usize = 16;

@@ -96,13 +96,11 @@ pub fn wgpu_part(
 pub fn cuda_part(
     model: &Model,
     number: usize,
-    range: LayerRange,
+    (range, max_rows): (LayerRange, usize),
     prefill: PrefillChoice,
     kv: KvType,
 ) -> anyhow::Result<Box<dyn PartExecutor>> {
     use muser_cuda::{CudaExecutor, CudaOptions};
-    // Of many rows a card with a part of the model waits for the others.
-    let max_rows = if range.is_whole() { CudaOptions::default().max_rows } else { 512 };
     let prefill = rounding(prefill);
     let options = CudaOptions { device: number, max_rows, prefill, kv, ..CudaOptions::default() };
     Ok(Box::new(CudaExecutor::part(model, range, options)?))
@@ -113,7 +111,7 @@ pub fn cuda_part(
 pub fn cuda_part(
     _model: &Model,
     _number: usize,
-    _range: LayerRange,
+    _part: (LayerRange, usize),
     _prefill: PrefillChoice,
     _kv: KvType,
 ) -> anyhow::Result<Box<dyn PartExecutor>> {

@@ -205,9 +205,10 @@ fn cuda_card(number: usize) -> Result<Device, String> {
     let id = format!("cuda:{number}");
     // A card that is not in the table is taken for a small one.
     let rates = muser_fit::known(&found.name).map(|card| card.device(&id));
-    let (read, compute) = rates.map_or((300e9, 2e13), |card| (card.read, card.compute));
+    let (read, compute, link) =
+        rates.map_or((300e9, 2e13, 12e9), |card| (card.read, card.compute, card.link));
     let (free, total) = (found.free_bytes, found.total_bytes);
-    Ok(Device { id, name: found.name, kind: Kind::Cuda, free, total, read, compute })
+    Ok(Device { id, name: found.name, kind: Kind::Cuda, free, total, read, compute, link })
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -222,7 +223,7 @@ fn gpu(facts: &muser_wgpu::AdapterFacts) -> Device {
     // A driver that does not tell is taken to have little.
     let memory = facts.memory.unwrap_or(4 << 30);
     let (id, name) = (format!("wgpu:{}", facts.index), facts.name.clone());
-    Device { id, name, kind: Kind::Wgpu, free: memory, total: memory, read, compute }
+    Device { id, name, kind: Kind::Wgpu, free: memory, total: memory, read, compute, link: 12e9 }
 }
 
 #[cfg(feature = "wgpu")]
@@ -271,30 +272,39 @@ fn assemble(
     });
     let mut parts: Vec<Box<dyn PartExecutor>> = Vec::with_capacity(plan.parts.len());
     for part in &plan.parts {
-        parts.push(make(model, found[part.device].spec, part.range, threads, args, kv)?);
+        let wish = PartWish { range: part.range, rows: plan.rows as usize, threads };
+        parts.push(make(model, found[part.device].spec, wish, args, kv)?);
     }
     let room: u64 =
         plan.parts.iter().filter(|part| on_processor(part.device)).map(|part| part.kv + part.left).sum();
     let executor = SplitExecutor::new(parts, model, Grouping::Measured)?;
     let most = |part: &PartPlan| found[part.device].spec.memory.map(|_| part.kv + part.left);
     let most = plan.parts.iter().map(most).collect();
+    let executor = if plan.streams { executor.with_streaming(plan.context as usize) } else { executor };
     Ok(Box::new(executor.with_host_room((processors > 0).then_some(room)).with_most(most)))
+}
+
+/// What a part is to be.
+struct PartWish {
+    range: LayerRange,
+    /// Most rows of a step.
+    rows: usize,
+    threads: Option<usize>,
 }
 
 fn make(
     model: &Model,
     spec: DeviceSpec,
-    range: LayerRange,
-    threads: Option<usize>,
+    PartWish { range, rows, threads }: PartWish,
     args: &ModelArgs,
     kv: KvType,
 ) -> Result<Box<dyn PartExecutor>> {
     match spec.backend {
         Backend::Cpu => {
-            let options = CpuOptions { threads, kv, ..CpuOptions::default() };
+            let options = CpuOptions { threads, kv, max_rows: rows, ..CpuOptions::default() };
             Ok(Box::new(CpuExecutor::part(model.clone(), range, options)?))
         }
-        Backend::Cuda => backends::cuda_part(model, spec.number, range, args.prefill, kv),
+        Backend::Cuda => backends::cuda_part(model, spec.number, (range, rows), args.prefill, kv),
         Backend::Wgpu => backends::wgpu_part(model, spec.number, range, kv),
     }
 }

@@ -6,17 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::manifest;
 use crate::tree::File;
 
-/// Young crates that still have some.
-const NOT_YET: [&str; 2] = ["muser-fit", "muser-split"];
-
 /// A module's path inside its crate.
 type Module = Vec<String>;
 
 pub(crate) fn faults(files: &[File]) -> Vec<String> {
-    manifest::crates(files)
-        .filter(|(name, ..)| !NOT_YET.contains(name))
-        .flat_map(|(name, ..)| faults_of(name, files))
-        .collect()
+    manifest::crates(files).flat_map(|(name, ..)| faults_of(name, files)).collect()
 }
 
 fn faults_of(name: &str, files: &[File]) -> Vec<String> {

@@ -55,7 +55,7 @@ impl CudaExecutor {
         let event = || Event::new(&context);
         let streaming = Streaming {
             range,
-            norms,
+            _norms: norms,
             tiles,
             pools: [pool()?, pool()?],
             uploader: Uploader::new(&context, STAGING_BYTES.max(widest(&plan.jobs)).max(bytes))?,
