@@ -40,6 +40,14 @@ pub enum ExecError {
         /// What was noticed.
         what: String,
     },
+    /// A device was lost and what it computed is computed by others from now on: the executor can be used, all blocks are empty.
+    #[error("device {device} was lost, others have its layers now: {what}")]
+    Renewed {
+        /// Device that was lost.
+        device: String,
+        /// What was noticed.
+        what: String,
+    },
     /// The caller broke the contract of [`crate::StepBatch`]: a bug in the engine, not in the input.
     #[error("bug: invalid step: {0}")]
     InvalidBatch(String),

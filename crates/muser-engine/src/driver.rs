@@ -280,6 +280,10 @@ impl Driver {
                 self.fail_step(&error, now);
                 return;
             }
+            Some(Failed::Renewed(error)) => {
+                self.begin_anew(&error, now);
+                return;
+            }
         }
         for sequence in self.scheduler.slots.running_mut() {
             sequence.blocks.copies_made();
@@ -310,6 +314,7 @@ impl Driver {
                 let told = RequestError::Device(error.to_string());
                 Some(match error {
                     ExecError::OutOfMemory { .. } => Failed::Memory(told),
+                    ExecError::Renewed { .. } => Failed::Renewed(told),
                     _ => Failed::Step(told),
                 })
             }
@@ -350,6 +355,18 @@ impl Driver {
             // A block may be known whose bytes never came. Whoever might be using it has just been ended.
             self.scheduler.memory.forget();
         }
+    }
+
+    /// The bytes of all blocks are gone. The step's requests end; others read again what they lose, and what was held for others, or was
+    /// on its way here, is given up.
+    fn begin_anew(&mut self, error: &RequestError, now: Duration) {
+        self.fail_step(error, now);
+        for slot in 0..self.scheduler.slots.len() {
+            self.scheduler.requeue(slot);
+        }
+        self.scheduler.memory.let_all_go();
+        self.scheduler.memory.forget();
+        self.stepper.set_most_candidates(self.executor.most_candidates());
     }
 
     /// Takes in the results of a step, sequence by sequence.
@@ -413,6 +430,8 @@ impl Driver {
 enum Failed {
     /// There was not enough memory for it: fewer requests may do with less.
     Memory(RequestError),
+    /// The executor is another one now, whose blocks are empty.
+    Renewed(RequestError),
     /// Anything else.
     Step(RequestError),
 }

@@ -220,6 +220,7 @@ pub(crate) enum Fault {
     NotANumber = 3,
     Lost = 4,
     Memory = 5,
+    Renewed = 6,
 }
 
 pub(crate) struct ScriptedExecutor {
@@ -448,6 +449,11 @@ impl Executor for ScriptedExecutor {
             5 => {
                 let (device, what) = ("scripted".into(), "as told".into());
                 return Err(ExecError::OutOfMemory { device, what, needed: 2, available: 1 });
+            }
+            6 => {
+                // Whatever is read from them now is wrong.
+                self.blocks.iter_mut().flatten().for_each(|block| block.fill(0xDEAD));
+                return Err(ExecError::Renewed { device: "scripted".into(), what: "as told".into() });
             }
             3 => out.logits.fill(f32::NAN),
             _ => {}

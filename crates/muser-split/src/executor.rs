@@ -28,6 +28,8 @@ pub struct SplitExecutor {
     pub(crate) taps: Vec<usize>,
     /// The part with the vision tower, and what it is.
     pub(crate) tower: Option<(usize, TowerInfo)>,
+    /// A part whose device is gone.
+    lost: Option<usize>,
     pace: Pace,
     cuts: Vec<std::ops::Range<usize>>,
     pipeline: Option<Pipeline>,
@@ -66,6 +68,7 @@ impl SplitExecutor {
             crossing: Crossing::default(),
             taps: Vec::new(),
             tower: None,
+            lost: None,
             pace: Pace::new(grouping),
             cuts: Vec::new(),
             pipeline: None,
@@ -171,10 +174,24 @@ impl SplitExecutor {
     fn in_turn(&mut self, batch: &StepBatch, out: &mut StepOutput) -> Result<(), ExecError> {
         let taps = self.taps_of(batch);
         self.crossing.shape(batch.rows().len(), self.info.hidden, taps);
-        for part in &self.parts {
-            lock(&part.executor).step_part(batch, &mut self.crossing, out)?;
+        (0..self.parts.len()).try_for_each(|at| self.step_of(at, batch, out))
+    }
+
+    fn step_of(&mut self, at: usize, batch: &StepBatch, out: &mut StepOutput) -> Result<(), ExecError> {
+        let stepped = lock(&self.parts[at].executor).step_part(batch, &mut self.crossing, out);
+        stepped.inspect_err(|error| self.note(at, error))
+    }
+
+    /// Remembers a part that is lost.
+    fn note(&mut self, part: usize, error: &ExecError) {
+        if matches!(error, ExecError::Lost { .. }) {
+            self.lost = Some(part);
         }
-        Ok(())
+    }
+
+    /// The part whose device is gone, once a step has found out.
+    pub fn lost(&self) -> Option<usize> {
+        self.lost
     }
 
     /// All rows through one part after the other, layers in host memory by whoever they are streamed to. `false`: there was none with
@@ -187,7 +204,7 @@ impl SplitExecutor {
             if self.stream_part(at, batch)? {
                 any = true;
             } else {
-                lock(&self.parts[at].executor).step_part(batch, &mut self.crossing, out)?;
+                self.step_of(at, batch, out)?;
             }
         }
         Ok(any)
@@ -204,7 +221,10 @@ impl SplitExecutor {
         match done {
             Ok(done) => Ok(done),
             // A bug or the end of the device: the part itself would fare no better.
-            Err(error @ (ExecError::Lost { .. } | ExecError::InvalidBatch(_))) => Err(error),
+            Err(error @ (ExecError::Lost { .. } | ExecError::InvalidBatch(_))) => {
+                self.note(by, &error);
+                Err(error)
+            }
             Err(error) => {
                 tracing::warn!(%error, "{} are not streamed any more", self.parts[at].range);
                 self.parts[at].streamer = None;
@@ -221,7 +241,11 @@ impl SplitExecutor {
             Some(pipeline) => pipeline,
             none => none.insert(Pipeline::start(self.parts.iter().map(|part| Arc::clone(&part.executor)))?),
         };
-        pipeline.run(batch, &self.cuts, (self.info.hidden, taps), out)
+        let run = pipeline.run(batch, &self.cuts, (self.info.hidden, taps), out);
+        run.map_err(|failure| {
+            failure.part.into_iter().for_each(|part| self.note(part, &failure.error));
+            failure.error
+        })
     }
 }
 

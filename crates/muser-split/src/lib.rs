@@ -16,6 +16,8 @@ mod groups;
 mod pace;
 mod part;
 mod pipeline;
+mod renewing;
 
 pub use executor::SplitExecutor;
 pub use pace::Grouping;
+pub use renewing::{Renew, RenewingExecutor};

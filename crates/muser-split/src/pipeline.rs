@@ -20,8 +20,14 @@ struct Group {
     batch: StepBatch,
     crossing: Crossing,
     out: StepOutput,
-    /// Why it went no further.
-    failed: Option<ExecError>,
+    /// Why it went no further, and in which part.
+    failed: Option<(usize, ExecError)>,
+}
+
+/// What went wrong, and in which part, if in one.
+pub(crate) struct Failure {
+    pub(crate) part: Option<usize>,
+    pub(crate) error: ExecError,
 }
 
 /// The threads. Dropping it ends them.
@@ -42,7 +48,7 @@ impl Pipeline {
         for (number, part) in parts.enumerate() {
             let (outbox, next) = sync_channel(WAITING);
             let thread = std::thread::Builder::new().name(format!("muser-part-{number}"));
-            let thread = thread.spawn(move || work(&part, &inbox, &outbox)).map_err(|error| {
+            let thread = thread.spawn(move || work((number, &part), &inbox, &outbox)).map_err(|error| {
                 ExecError::Device { device: "split".into(), what: format!("starting threads: {error}") }
             })?;
             threads.push(thread);
@@ -58,7 +64,7 @@ impl Pipeline {
         groups: &[Range<usize>],
         (hidden, taps): (usize, usize),
         out: &mut StepOutput,
-    ) -> Result<(), ExecError> {
+    ) -> Result<(), Failure> {
         let StepOutput { logits, hidden: states, argmax, candidates } = out;
         logits.clear();
         states.clear();
@@ -82,7 +88,7 @@ impl Pipeline {
             candidates.extend_from_slice(&group.out.candidates);
             self.idle.push(group);
         }
-        failed.map_or(Ok(()), Err)
+        failed.map_or(Ok(()), |(part, error)| Err(Failure { part: Some(part), error }))
     }
 }
 
@@ -97,14 +103,14 @@ impl Drop for Pipeline {
 }
 
 /// What a part's thread does until its groups come no more.
-fn work(part: &Shared, inbox: &Receiver<Group>, outbox: &SyncSender<Group>) {
+fn work((number, part): (usize, &Shared), inbox: &Receiver<Group>, outbox: &SyncSender<Group>) {
     while let Ok(mut group) = inbox.recv() {
         if group.failed.is_none() {
             let Group { batch, crossing, out, failed } = &mut group;
             let step = || lock(part).step_part(batch, crossing, out);
             *failed = match catch_unwind(AssertUnwindSafe(step)) {
-                Ok(result) => result.err(),
-                Err(panic) => Some(panicked(part, &*panic)),
+                Ok(result) => result.err().map(|error| (number, error)),
+                Err(panic) => Some((number, panicked(part, &*panic))),
             };
         }
         if outbox.send(group).is_err() {
@@ -120,6 +126,7 @@ fn panicked(part: &Shared, panic: &(dyn std::any::Any + Send)) -> ExecError {
     ExecError::Device { device: lock(part).info().device.clone(), what }
 }
 
-fn gone() -> ExecError {
-    ExecError::Lost { device: "split".into(), what: "the thread of a part has ended".into() }
+fn gone() -> Failure {
+    let error = ExecError::Lost { device: "split".into(), what: "the thread of a part has ended".into() };
+    Failure { part: None, error }
 }

@@ -11,13 +11,17 @@ use muser_backend::{
     PartExecutor, Row, RowInput, RowWants, StepBatch, StepOutput, TowerExecutor, delegate_executor,
 };
 use muser_kv::BlockId;
-use muser_split::{Grouping, SplitExecutor};
+use muser_model::Draft;
+use muser_split::{Grouping, RenewingExecutor, SplitExecutor};
 use support::{parts, tiny, tiny_draft, whole};
 
 /// What goes wrong, by the number of the call.
 #[derive(Default)]
 struct Script {
+    /// The allocation, counted from now on, that fails; 0: none.
+    fail_at: Arc<AtomicUsize>,
     fail_step: AtomicUsize,
+    lose_step: AtomicUsize,
     panic_in_step: AtomicBool,
     fail_allocation: AtomicBool,
     fail_taps: AtomicBool,
@@ -36,6 +40,15 @@ struct Scripted {
     meets_at: Option<(usize, Meeting)>,
 }
 
+impl Script {
+    /// Something is allocated.
+    fn allocate(&self) -> Result<(), ExecError> {
+        let counted =
+            self.fail_at.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+        if counted == Ok(1) { Err(out_of_memory()) } else { Ok(()) }
+    }
+}
+
 fn out_of_memory() -> ExecError {
     ExecError::OutOfMemory { device: "scripted".into(), what: "as told".into(), needed: 2, available: 1 }
 }
@@ -45,8 +58,11 @@ impl Executor for Scripted {
         import_block, lend_block);
 
     fn allocate_kv(&mut self, capacity: KvCapacity) -> Result<(), ExecError> {
-        if capacity.full > 0 && self.script.fail_allocation.load(Ordering::SeqCst) {
-            return Err(out_of_memory());
+        if capacity.full > 0 {
+            self.script.allocate()?;
+            if self.script.fail_allocation.load(Ordering::SeqCst) {
+                return Err(out_of_memory());
+            }
         }
         self.script.full_blocks.store(capacity.full as usize, Ordering::SeqCst);
         self.inner.allocate_kv(capacity)
@@ -54,7 +70,12 @@ impl Executor for Scripted {
 }
 
 impl DraftExecutor for Scripted {
-    delegate_executor!(self => self.inner; attach_draft, draft, draft_largest, has_draft_context);
+    delegate_executor!(self => self.inner; draft, draft_largest, has_draft_context);
+
+    fn attach_draft(&mut self, draft: Draft) -> Result<(), ExecError> {
+        self.script.allocate()?;
+        self.inner.attach_draft(draft)
+    }
 }
 
 impl TowerExecutor for Scripted {
@@ -67,8 +88,11 @@ impl PartExecutor for Scripted {
     }
 
     fn tap_features(&mut self, layers: &[usize]) -> Result<(), ExecError> {
-        if !layers.is_empty() && self.script.fail_taps.load(Ordering::SeqCst) {
-            return Err(out_of_memory());
+        if !layers.is_empty() {
+            self.script.allocate()?;
+            if self.script.fail_taps.load(Ordering::SeqCst) {
+                return Err(out_of_memory());
+            }
         }
         self.inner.tap_features(layers)
     }
@@ -88,6 +112,9 @@ impl PartExecutor for Scripted {
         assert!(!self.script.panic_in_step.load(Ordering::SeqCst), "as told");
         if self.script.fail_step.load(Ordering::SeqCst) == step + 1 {
             return Err(ExecError::Device { device: "scripted".into(), what: "as told".into() });
+        }
+        if self.script.lose_step.load(Ordering::SeqCst) == step + 1 {
+            return Err(ExecError::Lost { device: "scripted".into(), what: "as told".into() });
         }
         self.inner.step_part(batch, crossing, out)
     }
@@ -250,4 +277,115 @@ fn parts_that_are_no_model_are_refused() {
     assert!(step(&mut *part, 0).expect_err("a part").to_string().contains("layers 0 to 2"));
     let mut part = all().remove(0);
     part.attach_draft(tiny_draft()).expect_err("no output layer");
+}
+
+/// A step of one row at a position.
+fn one_row(executor: &mut dyn Executor, at: u32) -> Result<Vec<f32>, ExecError> {
+    let (mut batch, mut out) = (StepBatch::default(), StepOutput::default());
+    batch.push_seq(at, &[BlockId(0)], 0, &[BlockId(0)]);
+    let wants = RowWants { logits: true, ..RowWants::default() };
+    batch.push_row(Row { input: RowInput::Token(at + 3), wants });
+    executor.step(&batch, &mut out).map(|()| out.logits)
+}
+
+/// A split of which a part is lost in its third step, and what is made of the rest: `others` by the number of the part.
+fn dying(
+    part: usize,
+    grouping: Grouping,
+    others: impl Fn() -> Result<SplitExecutor, ExecError> + Send + 'static,
+) -> RenewingExecutor {
+    let Bench { mut split, scripts } = bench(grouping, false);
+    split.allocate_kv(KvCapacity { full: 0, sliding: 0 }).expect("none");
+    scripts[part].lose_step.store(3, Ordering::SeqCst);
+    let renew = move |lost| {
+        assert_eq!(lost, part, "the part that is gone");
+        others()
+    };
+    RenewingExecutor::new(split, Box::new(renew))
+}
+
+#[test]
+fn a_part_that_dies_in_a_step_is_replaced() {
+    let (model, draft) = (tiny(), tiny_draft());
+    for (part, grouping) in [(0, Grouping::Fixed(1)), (1, Grouping::Fixed(1)), (1, Grouping::Fixed(2))] {
+        let rest = model.clone();
+        let others = move || SplitExecutor::new(parts(&rest, &[], KvType::Int16), &rest, Grouping::Fixed(1));
+        let mut split = dying(part, grouping, others);
+        split.attach_draft(draft.clone()).expect("draft");
+        let info = split.info().clone();
+        split.allocate_kv(KvCapacity { full: 2, sliding: 2 }).expect("KV memory");
+        let mut steps = (0..4).map(|at| one_row(&mut split, at));
+        assert!(steps.next().expect("one").is_ok() && steps.next().expect("two").is_ok());
+        let error = steps.next().expect("three").expect_err("as told");
+        assert!(matches!(error, ExecError::Renewed { .. }), "{error}");
+        drop(steps);
+        assert_eq!(split.info().draft, info.draft, "the draft came along");
+        // Blocks are there, and empty: everything is computed again.
+        let mut one = whole(&model, KvType::Int16);
+        one.allocate_kv(KvCapacity { full: 2, sliding: 2 }).expect("KV memory");
+        for at in 0..5 {
+            let expected = one_row(&mut *one, at).expect("step");
+            assert!(one_row(&mut split, at).expect("the others go on") == expected, "{at}");
+        }
+    }
+}
+
+#[test]
+fn where_the_others_cannot_have_the_layers_the_device_is_lost() {
+    let mut split = dying(1, Grouping::Fixed(1), || Err(out_of_memory()));
+    split.allocate_kv(KvCapacity { full: 1, sliding: 1 }).expect("KV memory");
+    one_row(&mut split, 0).expect("one");
+    one_row(&mut split, 1).expect("two");
+    let error = one_row(&mut split, 2).expect_err("as told").to_string();
+    assert!(error.contains("is lost") && error.contains("out of memory on scripted"), "{error}");
+    for at in 0..2 {
+        let error = one_row(&mut split, at).expect_err("there is nothing left");
+        assert!(matches!(error, ExecError::Lost { .. }), "{error}");
+    }
+    assert!(split.allocate_kv(KvCapacity { full: 1, sliding: 1 }).is_err() && split.tower().is_none());
+}
+
+/// What is allocated after the parts are there.
+fn load(split: &mut SplitExecutor, draft: &Draft) -> Result<(), ExecError> {
+    if split.info().draft.is_none() {
+        split.attach_draft(draft.clone())?;
+    }
+    split.allocate_kv(KvCapacity { full: 2, sliding: 2 })
+}
+
+#[test]
+fn memory_that_runs_out_at_any_step_of_loading_is_said_and_given_back() {
+    let (model, draft) = (tiny(), tiny_draft());
+    let mut one = whole(&model, KvType::Int16);
+    one.attach_draft(draft.clone()).expect("draft");
+    one.allocate_kv(KvCapacity { full: 2, sliding: 2 }).expect("KV memory");
+    let expected = one_row(&mut *one, 0).expect("step");
+    let mut failures = 0;
+    loop {
+        let fail_at = Arc::new(AtomicUsize::new(failures + 1));
+        let scripts =
+            [(); 3].map(|()| Arc::new(Script { fail_at: Arc::clone(&fail_at), ..Script::default() }));
+        let parts = parts(&model, &[2, 5], KvType::Int16).into_iter().zip(&scripts);
+        let parts = parts.map(|(inner, script)| -> Box<dyn PartExecutor> {
+            Box::new(Scripted { inner, script: Arc::clone(script), meets_at: None })
+        });
+        let mut split = SplitExecutor::new(parts.collect(), &model, Grouping::Fixed(1)).expect("a split");
+        match load(&mut split, &draft) {
+            Ok(()) => break,
+            Err(ExecError::OutOfMemory { device, .. }) => assert_eq!(device, "scripted"),
+            Err(other) => panic!("allocation {failures}: {other}"),
+        }
+        failures += 1;
+        for script in &scripts {
+            assert_eq!(
+                script.full_blocks.load(Ordering::SeqCst),
+                0,
+                "allocation {failures}: blocks are kept"
+            );
+        }
+        // Nothing is in the way of a second try.
+        load(&mut split, &draft).unwrap_or_else(|error| panic!("after allocation {failures}: {error}"));
+        assert!(one_row(&mut split, 0).expect("step") == expected, "after allocation {failures}");
+    }
+    assert_eq!(failures, 2 + 1 + 3, "taps of two parts, the draft, blocks of three");
 }

@@ -1,7 +1,7 @@
 //! Devices that share a model's layers: what this machine has, the plan, and the executor over it.
 
-use anyhow::Result;
-use muser_backend::{Executor, KvType, LayerRange, PartExecutor};
+use anyhow::{Context as _, Result};
+use muser_backend::{ExecError, Executor, KvType, LayerRange, PartExecutor};
 use muser_bench::report::{Expectation, PartFacts};
 use muser_cpu::{BandwidthProbe, CpuExecutor, CpuOptions, Isa};
 use muser_fit::{
@@ -9,7 +9,7 @@ use muser_fit::{
     plan, plan_auto,
 };
 use muser_model::Model;
-use muser_split::{Grouping, SplitExecutor};
+use muser_split::{Grouping, Renew, RenewingExecutor, SplitExecutor};
 
 use crate::backends;
 use crate::cli::{DEFAULT_CONTEXT, ModelArgs};
@@ -71,7 +71,65 @@ pub fn build(
     };
     say(&plan, &found, console);
     let executor = assemble(model, &found, &plan, args, kv)?;
-    Ok(Planned { executor, plan, devices: found.into_iter().map(|found| found.device).collect() })
+    let devices: Vec<Device> = found.iter().map(|found| found.device.clone()).collect();
+    let executor: Box<dyn Executor> = if plan.parts.len() > 1 {
+        let others = Others { model: model.clone(), found, plan: plan.clone(), args: args.clone(), kv };
+        Box::new(RenewingExecutor::new(executor, others.into_renew()))
+    } else {
+        Box::new(executor)
+    };
+    Ok(Planned { executor, plan, devices })
+}
+
+/// What the layers of a lost device are shared among.
+struct Others {
+    model: Model,
+    found: Vec<Found>,
+    plan: Plan,
+    args: ModelArgs,
+    kv: KvType,
+}
+
+impl Others {
+    fn into_renew(mut self) -> Renew {
+        Box::new(move |lost| {
+            self.without(lost).map_err(|error| match error.downcast() {
+                Ok(error) => error,
+                Err(error) => ExecError::Device { device: "the others".into(), what: format!("{error:#}") },
+            })
+        })
+    }
+
+    /// A split without a part's device: of all others that were there, and of the processor.
+    fn without(&mut self, lost: usize) -> Result<SplitExecutor> {
+        let part = self.plan.parts.get(lost).context("bug: a part that is not in the plan")?;
+        self.found.remove(part.device);
+        for found in &mut self.found {
+            // With the memory that is free now.
+            let limit = found.spec.memory;
+            found.device = limited(find(found.spec, self.args.threads, true)?, limit);
+        }
+        if self.found.iter().all(|found| found.spec.backend != Backend::Cpu) {
+            self.found.push(processor_found(self.args.threads, None));
+        }
+        let size = ModelSize::of_file(&self.model.file, &self.model.geometry);
+        let (context, parallel) = (Asked::fixed(self.plan.context), Asked::fixed(self.plan.parallel));
+        let wish = Wish { context, parallel, kv: self.kv, draft: 0 };
+        let devices: Vec<Device> = self.found.iter().map(|found| found.device.clone()).collect();
+        let rows = self.plan.rows;
+        // Steps are of as many rows as before.
+        self.plan = Plan { rows, ..plan_auto(&size, &devices, &wish)? };
+        for line in self.plan.in_three_lines(&devices) {
+            tracing::warn!("{line}");
+        }
+        assemble(&self.model, &self.found, &self.plan, &self.args, self.kv)
+    }
+}
+
+/// A device of which no more than so much is used.
+fn limited(device: Device, memory: Option<u64>) -> Device {
+    let most = memory.unwrap_or(u64::MAX);
+    Device { free: device.free.min(most), total: device.total.min(most), ..device }
 }
 
 /// The devices that were named, with a plan for them.
@@ -84,11 +142,7 @@ fn named(
     // What is measured would change nothing where all numbers are given.
     let measured = specs.len() > 1 && specs.iter().any(|spec| spec.layers.is_none());
     let found = specs.iter().map(|spec| {
-        let mut device = find(*spec, args.threads, measured)?;
-        if let Some(most) = spec.memory {
-            device.free = device.free.min(most);
-            device.total = device.total.min(most);
-        }
+        let device = limited(find(*spec, args.threads, measured)?, spec.memory);
         Ok(Found { spec: *spec, device })
     });
     let found = found.collect::<Result<Vec<_>>>()?;
@@ -96,6 +150,24 @@ fn named(
     let spare = processor(args.threads, false, None);
     let plan = plan(size, &devices, Some(&spare), wish).map_err(usage_error)?;
     Ok((found, plan))
+}
+
+/// Where no device holds the model by itself: the best of all of them together, unless that is the processor alone.
+pub fn shared(
+    model: &Model,
+    args: &ModelArgs,
+    parallel: Option<usize>,
+    console: &Console,
+) -> Result<Option<Planned>> {
+    let size = ModelSize::of_file(&model.file, &model.geometry);
+    let devices: Vec<Device> = all(args.threads, None).into_iter().map(|found| found.device).collect();
+    let wish = wish(model, args, parallel, backends::kv_type(args)?);
+    let plan = plan_auto(&size, &devices, &wish);
+    let uses_card = plan.is_ok_and(|plan| plan.parts.iter().any(|part| !devices[part.device].is_processor()));
+    if !uses_card {
+        return Ok(None);
+    }
+    build(model, &DeviceList::Auto, args, parallel, console).map(Some)
 }
 
 /// Devices of this machine, for `muser fit`.
@@ -138,9 +210,13 @@ fn say(plan: &Plan, found: &[Found], console: &Console) {
 /// All devices that layers may go to without being named.
 fn all(threads: Option<u16>, ram_read: Option<f64>) -> Vec<Found> {
     let mut found = cards();
-    let spec = DeviceSpec { backend: Backend::Cpu, number: 0, layers: None, memory: None };
-    found.push(Found { spec, device: processor(threads, true, ram_read) });
+    found.push(processor_found(threads, ram_read));
     found
+}
+
+fn processor_found(threads: Option<u16>, ram_read: Option<f64>) -> Found {
+    let spec = DeviceSpec { backend: Backend::Cpu, number: 0, layers: None, memory: None };
+    Found { spec, device: processor(threads, true, ram_read) }
 }
 
 /// The device that was named.
@@ -255,14 +331,14 @@ fn discrete_gpus() -> Vec<(usize, Device)> {
     Vec::new()
 }
 
-/// The executor of a plan: of one part the part itself.
+/// The executor of a plan.
 fn assemble(
     model: &Model,
     found: &[Found],
     plan: &Plan,
     args: &ModelArgs,
     kv: KvType,
-) -> Result<Box<dyn Executor>> {
+) -> Result<SplitExecutor> {
     let on_processor = |at: usize| found[at].spec.backend == Backend::Cpu;
     let processors = plan.parts.iter().filter(|part| on_processor(part.device)).count();
     let threads = args.threads.map(usize::from).or_else(|| {
@@ -281,7 +357,7 @@ fn assemble(
     let most = |part: &PartPlan| found[part.device].spec.memory.map(|_| part.kv + part.left);
     let most = plan.parts.iter().map(most).collect();
     let executor = if plan.streams { executor.with_streaming(plan.context as usize) } else { executor };
-    Ok(Box::new(executor.with_host_room((processors > 0).then_some(room)).with_most(most)))
+    Ok(executor.with_host_room((processors > 0).then_some(room)).with_most(most))
 }
 
 /// What a part is to be.
@@ -306,5 +382,44 @@ fn make(
         }
         Backend::Cuda => backends::cuda_part(model, spec.number, (range, rows), args.prefill, kv),
         Backend::Wgpu => backends::wgpu_part(model, spec.number, range, kv),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::model_file::ModelSource;
+
+    #[test]
+    fn the_others_get_the_layers_of_a_device_that_is_lost() {
+        let model = ModelSource::Bundled.load().expect("the bundled model");
+        let args = ModelArgs { threads: Some(1), ctx: Some(512), ..ModelArgs::default() };
+        let DeviceList::These(specs) = "cpu:0=5,cpu:1=3".parse().expect("devices") else { panic!("a list") };
+        let size = ModelSize::of_file(&model.file, &model.geometry);
+        let wish = wish(&model, &args, Some(2), KvType::Int16);
+        let (found, mut plan) = named(&size, &specs, &args, &wish).expect("they fit");
+        plan.rows = 64;
+        let mut others = Others { model, found, plan, args, kv: KvType::Int16 };
+        let split = others.without(1).expect("the first one has room");
+        assert_eq!(split.ranges().map(LayerRange::count).collect::<Vec<_>>(), [8]);
+        assert_eq!(split.info().max_rows, 64, "steps as before");
+        assert_eq!((others.plan.context, others.plan.parallel), (512, 2));
+        assert_eq!(others.found.len(), 1);
+        // Without that one there is still the processor.
+        let mut last = others.into_renew();
+        assert_eq!(last(0).expect("the processor").ranges().count(), 1);
+        last(7).map(|_| ()).expect_err("no such part");
+    }
+
+    #[test]
+    fn nothing_is_shared_with_cards_that_are_not_there() {
+        let model = ModelSource::Bundled.load().expect("the bundled model");
+        let console =
+            Console::from_environment(&crate::cli::Cli::parse_from(["muser", "-q", "models"]).global);
+        let args = ModelArgs { threads: Some(1), ..ModelArgs::default() };
+        let found = shared(&model, &args, Some(1), &console).expect("a plan");
+        assert!(found.is_none() || !cards().is_empty());
     }
 }

@@ -8,7 +8,7 @@ use muser_model::Model;
 use crate::backends::gpu_nodes;
 pub use crate::backends::{cuda, kv_type, wgpu};
 use crate::cli::{BackendChoice, ModelArgs};
-use crate::devices;
+use crate::devices::{self, Planned};
 use crate::output::Console;
 
 /// An executor for `model` as the arguments ask. Says on the console what was chosen where the choice was left to us.
@@ -31,9 +31,10 @@ pub fn build_for(
         BackendChoice::Scalar => Ok(Box::new(ReferenceExecutor::new(model, kv)?)),
         BackendChoice::Cuda => cuda(&model, args.prefill, kv),
         BackendChoice::Wgpu => wgpu(&model, args, kv),
-        BackendChoice::Auto => match card(&model, args, console) {
-            Some(executor) => Ok(executor),
-            None => cpu(model, args, kv, console),
+        BackendChoice::Auto => match auto(&model, args, parallel, console) {
+            Found::Card(executor) => Ok(executor),
+            Found::Shared(planned) => Ok(planned.executor),
+            Found::Processor => cpu(model, args, kv, console),
         },
         BackendChoice::Cpu => cpu(model, args, kv, console),
     }
@@ -45,96 +46,135 @@ fn cpu(model: Model, args: &ModelArgs, kv: KvType, console: &Console) -> anyhow:
     Ok(Box::new(CpuExecutor::new(model, options)?))
 }
 
-/// What `auto` finds: a card that holds the model and computes right, else nothing, which means the CPU. The console says which and
-/// why. Layers are not shared with a card that is too small unless `--devices` says so: nobody has measured that on a card yet.
-pub fn card(model: &Model, args: &ModelArgs, console: &Console) -> Option<Box<dyn Executor>> {
-    let found = try_card(model, args).or_else(|no_cuda| match args.threads {
-        // What `--threads` asks for has been said.
-        Some(_) => Err(no_cuda),
-        None => try_wgpu(model, args).map_err(|no_wgpu| format!("{no_cuda}; {no_wgpu}")),
-    });
-    match found {
-        Ok((executor, name)) => {
-            console.note(format!("computing on {name}, which holds the model and passed its self-test"));
-            Some(executor)
-        }
-        Err(why) => {
-            console.note(format!("computing on the CPU: {why}"));
-            None
-        }
+/// What `auto` finds.
+pub enum Found {
+    /// A card that holds the model.
+    Card(Box<dyn Executor>),
+    /// Devices that hold it together.
+    Shared(Planned),
+    /// Nothing but the processor.
+    Processor,
+}
+
+/// Why no card has the model by itself.
+enum NoCard {
+    /// There is one, and it is too small.
+    TooSmall(String),
+    /// There is none, or it cannot be used.
+    Other(String),
+}
+
+impl NoCard {
+    fn why(&self) -> &str {
+        let (Self::TooSmall(why) | Self::Other(why)) = self;
+        why
     }
 }
 
-#[cfg(feature = "cuda")]
-fn try_card(model: &Model, args: &ModelArgs) -> Result<(Box<dyn Executor>, String), String> {
-    if args.threads.is_some() {
-        return Err("--threads asks for it".to_owned());
-    }
-    let found = muser_cuda::device::probe(0).map_err(|error| match error {
-        muser_cuda::CudaError::LibraryMissing { .. } => {
-            "there is no NVIDIA driver on this machine".to_owned()
+/// What `auto` finds: a card that holds the model and computes right, else devices that hold it together, else the CPU. The console
+/// says which and why.
+pub fn auto(model: &Model, args: &ModelArgs, parallel: Option<usize>, console: &Console) -> Found {
+    let found = try_card(model, args).or_else(|no_cuda| match args.threads {
+        // What `--threads` asks for has been said.
+        Some(_) => Err(no_cuda),
+        None if matches!(no_cuda, NoCard::TooSmall(_)) => Err(no_cuda),
+        None => try_wgpu(model, args).map_err(|no_wgpu| {
+            let why = format!("{}; {}", no_cuda.why(), no_wgpu.why());
+            if matches!(no_wgpu, NoCard::TooSmall(_)) { NoCard::TooSmall(why) } else { NoCard::Other(why) }
+        }),
+    });
+    let why = match found {
+        Ok((executor, name)) => {
+            console.note(format!("computing on {name}, which holds the model and passed its self-test"));
+            return Found::Card(executor);
         }
-        error => format!("no card can be used: {error}"),
+        Err(NoCard::Other(why)) => why,
+        Err(NoCard::TooSmall(why)) => match devices::shared(model, args, parallel, console) {
+            Ok(Some(planned)) => {
+                console.note(format!("the layers are shared: {why}"));
+                return Found::Shared(planned);
+            }
+            Ok(None) => why,
+            Err(error) => format!("{why}; sharing the layers failed: {error:#}"),
+        },
+    };
+    console.note(format!("computing on the CPU: {why}"));
+    Found::Processor
+}
+
+#[cfg(feature = "cuda")]
+fn try_card(model: &Model, args: &ModelArgs) -> Result<(Box<dyn Executor>, String), NoCard> {
+    if args.threads.is_some() {
+        return Err(NoCard::Other("--threads asks for it".to_owned()));
+    }
+    let found = muser_cuda::device::probe(0).map_err(|error| {
+        NoCard::Other(match error {
+            muser_cuda::CudaError::LibraryMissing { .. } => {
+                "there is no NVIDIA driver on this machine".to_owned()
+            }
+            error => format!("no card can be used: {error}"),
+        })
     })?;
-    let kv = kv_type(args).map_err(|error| error.to_string())?;
+    let kv = kv_type(args).map_err(|error| NoCard::Other(error.to_string()))?;
     let needed = needed_bytes(model, args, kv);
     if found.free_bytes < needed {
-        return Err(format!(
-            "the model needs about {:.1} GB, {} has {:.1} GB free (`--devices auto` shares the layers)",
+        return Err(NoCard::TooSmall(format!(
+            "the model needs about {:.1} GB, {} has {:.1} GB free",
             needed as f64 / 1e9,
             found.name,
             found.free_bytes as f64 / 1e9
-        ));
+        )));
     }
     match cuda(model, args.prefill, kv) {
         Ok(executor) => Ok((executor, found.name)),
-        Err(error) => Err(format!("{} cannot be used: {error:#}", found.name)),
+        Err(error) => Err(NoCard::Other(format!("{} cannot be used: {error:#}", found.name))),
     }
 }
 
 #[cfg(not(feature = "cuda"))]
-fn try_card(_model: &Model, args: &ModelArgs) -> Result<(Box<dyn Executor>, String), String> {
-    Err(match args.threads {
+fn try_card(_model: &Model, args: &ModelArgs) -> Result<(Box<dyn Executor>, String), NoCard> {
+    Err(NoCard::Other(match args.threads {
         Some(_) => "--threads asks for it".to_owned(),
         None => "this muser was built without the cuda feature".to_owned(),
-    })
+    }))
 }
 
 /// A hardware GPU by Vulkan or Metal that holds the model; one that shares the processor's memory only where it reads faster.
 #[cfg(feature = "wgpu")]
-fn try_wgpu(model: &Model, args: &ModelArgs) -> Result<(Box<dyn Executor>, String), String> {
+fn try_wgpu(model: &Model, args: &ModelArgs) -> Result<(Box<dyn Executor>, String), NoCard> {
     use muser_wgpu::AdapterKind;
-    let none = || Err("there is no other GPU with a driver for Vulkan or Metal".to_owned());
+    let none = || Err(NoCard::Other("there is no other GPU with a driver for Vulkan or Metal".to_owned()));
     if !gpu_nodes() {
         return none();
     }
     let Some(facts) = muser_wgpu::adapters().into_iter().next() else { return none() };
-    let kv = kv_type(args).map_err(|error| error.to_string())?;
+    let kv = kv_type(args).map_err(|error| NoCard::Other(error.to_string()))?;
     match facts.kind {
         AdapterKind::Discrete => {}
         AdapterKind::Integrated => {
-            return Err(format!("{} shares the processor's memory (--backend wgpu takes it)", facts.name));
+            let why = format!("{} shares the processor's memory (--backend wgpu takes it)", facts.name);
+            return Err(NoCard::Other(why));
         }
         AdapterKind::Other | AdapterKind::Software => return none(),
     }
     let needed = needed_bytes(model, args, kv);
     if facts.memory.is_some_and(|memory| memory < needed) {
         let memory = facts.memory.unwrap_or(0) as f64 / 1e9;
-        return Err(format!(
-            "the model needs about {:.1} GB, {} has {memory:.1} GB (`--devices auto` shares the layers)",
+        return Err(NoCard::TooSmall(format!(
+            "the model needs about {:.1} GB, {} has {memory:.1} GB",
             needed as f64 / 1e9,
             facts.name
-        ));
+        )));
     }
     match wgpu(model, args, kv) {
         Ok(executor) => Ok((executor, facts.name)),
-        Err(error) => Err(format!("{} cannot be used: {error:#}", facts.name)),
+        Err(error) => Err(NoCard::Other(format!("{} cannot be used: {error:#}", facts.name))),
     }
 }
 
 #[cfg(not(feature = "wgpu"))]
-fn try_wgpu(_model: &Model, _args: &ModelArgs) -> Result<(Box<dyn Executor>, String), String> {
-    Err("this muser was built without the wgpu feature".to_owned())
+fn try_wgpu(_model: &Model, _args: &ModelArgs) -> Result<(Box<dyn Executor>, String), NoCard> {
+    Err(NoCard::Other("this muser was built without the wgpu feature".to_owned()))
 }
 
 /// What a model takes on a card: its weights, the keys and values of one context, and room to compute in.

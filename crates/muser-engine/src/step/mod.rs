@@ -88,7 +88,6 @@ impl Stepper {
     }
 
     /// How many of a row's largest logits the executor is taken to tell.
-    #[cfg(test)]
     pub(crate) fn set_most_candidates(&mut self, most: usize) {
         self.facts.most_candidates = most;
     }

@@ -609,6 +609,38 @@ fn a_lost_device_is_remembered() {
 }
 
 #[test]
+fn a_device_whose_layers_others_take_costs_the_requests_of_a_step() {
+    for waits in [false, true] {
+        let config = EngineConfig { event_ring: 16, ..EngineConfig::default() };
+        let mut bench = Bench::new(2048, 256, &config);
+        bench.ask(greedy(stem(1, 400), 1));
+        // Its reader takes nothing after a while, so that it is in no step.
+        let mut waiting = bench.submit(greedy(stem(2, 300), 40)).expect("good");
+        if waits {
+            bench.turns(60);
+        }
+        let mut computed = bench.submit(greedy(stem(1, 420), 50)).expect("good");
+        bench.turns(3);
+        bench.fail_step(0, Fault::Renewed);
+        let answer = bench.finish(&mut computed);
+        let Some(RequestError::Device(what)) = answer.failure() else { panic!("{:?}", answer.failure()) };
+        assert!(what.contains("others have its layers now"), "{what}");
+        let answer = bench.finish(&mut waiting);
+        if waits {
+            check_exact(&bench, &greedy(stem(2, 300), 40), &answer);
+        } else {
+            assert!(answer.failure().is_some(), "it was in the step");
+        }
+        // Nothing is known any more, and nobody takes the device for lost.
+        let answer = bench.ask(greedy(stem(1, 400), 5));
+        assert_eq!(answer.started().cached_tokens, 0);
+        check_exact(&bench, &greedy(stem(1, 400), 5), &answer);
+        assert!(bench.driver.shared().lost.get().is_none());
+        bench.assert_balanced();
+    }
+}
+
+#[test]
 fn what_left_the_device_comes_back_from_host_memory() {
     // The device holds one prompt, host memory two.
     let config = EngineConfig {

@@ -26,7 +26,9 @@ use muser_model::Model;
 use muser_model::cost::{Cost, CostOptions};
 
 use crate::cli::{BackendChoice, BenchArgs, CompanionChoice, RepackChoice};
+use crate::devices::Planned;
 use crate::env_vars;
+use crate::executor::Found;
 use crate::model_file::ModelSource;
 use crate::output::{Console, Progress, usage_error};
 
@@ -237,14 +239,15 @@ fn executor(
 ) -> Result<(Box<dyn Executor>, u64, Option<Expectation>)> {
     if let Some(list) = &args.model.devices {
         let planned = crate::devices::build(&model, list, &args.model, Some(1), console)?;
-        let expected = planned.expectation(&model);
-        return Ok((planned.executor, 0, Some(expected)));
+        return Ok(of_plan(planned, &model));
     }
     let kv = crate::executor::kv_type(&args.model)?;
-    if args.model.backend == BackendChoice::Auto
-        && let Some(card) = crate::executor::card(&model, &args.model, console)
-    {
-        return Ok((card, 0, None));
+    if args.model.backend == BackendChoice::Auto {
+        match crate::executor::auto(&model, &args.model, Some(1), console) {
+            Found::Card(card) => return Ok((card, 0, None)),
+            Found::Shared(planned) => return Ok(of_plan(planned, &model)),
+            Found::Processor => {}
+        }
     }
     match args.model.backend {
         // In 16 bits unless something else was asked for, as the fast backends.
@@ -267,6 +270,11 @@ fn executor(
             Ok((Box::new(executor), repacked, None))
         }
     }
+}
+
+fn of_plan(planned: Planned, model: &Model) -> (Box<dyn Executor>, u64, Option<Expectation>) {
+    let expected = planned.expectation(model);
+    (planned.executor, 0, Some(expected))
 }
 
 /// Touches every weight and every code path once.
