@@ -166,26 +166,7 @@ fn render_one(page: &mut String, receipt: &Receipt) {
     for note in report["notes"].as_array().or_else(|| json["notes"].as_array()).into_iter().flatten() {
         let _ = writeln!(page, "- {}", note.as_str().unwrap_or_default());
     }
-    page.push_str(
-        "\n| test | tok/s | ms | spread | GB/s | of memory | quiet |\n|---|---|---|---|---|---|---|\n",
-    );
-    for test in report["tests"].as_array().into_iter().flatten() {
-        let number = |key: &str| test[key].as_f64().map_or("–".to_owned(), |v| v.to_string());
-        let percent =
-            |key: &str| test[key].as_f64().map_or("–".to_owned(), |v| format!("{:.1} %", 100.0 * v));
-        let reps = test["reps"].as_array().map_or(0, Vec::len);
-        let quiet = test["quiet_reps"].as_u64().map_or("–".to_owned(), |q| format!("{q} of {reps}"));
-        let _ = writeln!(
-            page,
-            "| {} | {} | {} | {} | {} | {} | {quiet} |",
-            text(test, "test"),
-            number("tok_s"),
-            number("median_ms"),
-            percent("spread"),
-            number("gb_s"),
-            percent("of_bandwidth"),
-        );
-    }
+    page.push_str(&table(report["tests"].as_array().map_or(&[], Vec::as_slice)));
     let compare = &report["compare"];
     if let Some(ratios) = compare["ratios"].as_array() {
         let command = text(compare, "command").replace('`', "'");
@@ -207,6 +188,31 @@ fn render_one(page: &mut String, receipt: &Receipt) {
             );
         }
     }
+}
+
+/// The tests of a receipt, without columns in which nothing was measured.
+fn table(tests: &[Value]) -> String {
+    const COLUMNS: [&str; 7] = ["test", "tok/s", "ms", "spread", "GB/s", "of memory", "quiet"];
+    const NOTHING: &str = "–";
+    let row = |test: &Value| {
+        let number = |key: &str| test[key].as_f64().map_or(NOTHING.to_owned(), |v| v.to_string());
+        let percent =
+            |key: &str| test[key].as_f64().map_or(NOTHING.to_owned(), |v| format!("{:.1} %", 100.0 * v));
+        let reps = test["reps"].as_array().map_or(0, Vec::len);
+        let quiet = test["quiet_reps"].as_u64().map_or(NOTHING.to_owned(), |q| format!("{q} of {reps}"));
+        let (speed, time, rate) = (number("tok_s"), number("median_ms"), number("gb_s"));
+        [text(test, "test"), speed, time, percent("spread"), rate, percent("of_bandwidth"), quiet]
+    };
+    let rows: Vec<_> = tests.iter().map(row).collect();
+    let shown: Vec<usize> =
+        (0..COLUMNS.len()).filter(|at| *at == 0 || rows.iter().any(|row| row[*at] != NOTHING)).collect();
+    let line = |cells: &dyn Fn(usize) -> String| {
+        let cells: Vec<String> = shown.iter().map(|at| cells(*at)).collect();
+        format!("| {} |\n", cells.join(" | "))
+    };
+    let mut table = format!("\n{}|{}\n", line(&|at| COLUMNS[at].to_owned()), "---|".repeat(shown.len()));
+    rows.iter().for_each(|row| table.push_str(&line(&|at| row[at].clone())));
+    table
 }
 
 /// `README.md` and everything below `docs/` but the generated page.

@@ -230,7 +230,9 @@ fn make(metrics: &[Metric]) -> Result<String> {
         ]},
         "panels": panels,
     });
-    Ok(serde_json::to_string_pretty(&dashboard)? + "\n")
+    // A line for each value, so that a change shows as one, without the indentation that would be a third of the file.
+    let pretty = serde_json::to_string_pretty(&dashboard)?;
+    Ok(pretty.lines().flat_map(|line| [line.trim_start(), "\n"]).collect())
 }
 
 fn source() -> Value {
