@@ -31,10 +31,11 @@ impl Plan {
             self.kv.name()
         );
         let mut expected = format!(
-            "expected: {} tok/s, {} for eight sequences together, prompts {}",
+            "expected: {} tok/s, {} for eight sequences together, prompts {}{}",
             rate(self.expected.one),
             rate(self.expected.eight),
-            rate(self.expected.prompt)
+            rate(self.expected.prompt),
+            if self.streams { " with weights streamed to the card" } else { "" }
         );
         if self.from_file > 0 {
             expected = format!(
