@@ -40,6 +40,9 @@ pub struct ExecutorInfo {
     /// Bytes that the device's own memory has left for KV blocks, less a reserve; `None` where blocks lie in host memory. Less
     /// after something was attached.
     pub kv_room: Option<u64>,
+    /// Rows of a prompt that a step should have where nobody else waits for it, because fewer take about as long; 0 where time grows with
+    /// rows. It may change from step to step.
+    pub prompt_rows: usize,
 }
 
 impl ExecutorInfo {

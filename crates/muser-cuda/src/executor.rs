@@ -580,6 +580,7 @@ fn info(
         hidden: geometry.hidden,
         draft: None,
         kv_room: None,
+        prompt_rows: 0,
     }
 }
 

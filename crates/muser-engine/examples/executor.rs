@@ -44,6 +44,7 @@ impl Summing {
             hidden: geometry.hidden,
             draft: None,
             kv_room: None,
+            prompt_rows: 0,
         };
         Self { info, geometry, capacity: KvCapacity { full: 0, sliding: 0 }, blocks: Vec::new() }
     }

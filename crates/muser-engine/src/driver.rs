@@ -165,6 +165,7 @@ impl Driver {
         self.empty_inbox();
         let worked = self.work_between_steps();
         let stopping = self.shared.stopping.load(Ordering::SeqCst);
+        self.scheduler.prompt_rows = self.executor.info().prompt_rows;
         self.scheduler.plan(now, stopping >= 2, &mut self.plan);
         self.note_plan(now);
         // Whoever has just been admitted hears of it before a step that may be long.

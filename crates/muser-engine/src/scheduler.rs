@@ -55,6 +55,8 @@ pub(crate) struct Scheduler {
     pub(crate) memory: Memory,
     pub(crate) slots: Slots,
     pub(crate) cost: CostModel,
+    /// Rows that a prompt's step should have, as the executor says ([`muser_backend::ExecutorInfo::prompt_rows`]).
+    pub(crate) prompt_rows: usize,
     /// In order of rank.
     waiting: VecDeque<Sequence>,
     config: SchedulerConfig,
@@ -69,6 +71,7 @@ impl Scheduler {
             memory,
             slots: Slots::new(config.parallel),
             cost: CostModel::default(),
+            prompt_rows: 0,
             waiting: VecDeque::new(),
             config,
             turn: 0,
@@ -363,7 +366,10 @@ impl Scheduler {
             most: self.memory.config.max_rows,
             mixed: (decoding.rows + self.cost.rows_within(mixed_step, decoding, depth, config.mixed_rows))
                 .min(config.mixed_rows),
-            prefill: self.cost.rows_alone(alone, depth, config.prefill_rows),
+            prefill: self
+                .cost
+                .rows_alone(alone, depth, config.prefill_rows)
+                .max(self.prompt_rows.min(config.prefill_rows)),
         }
     }
 

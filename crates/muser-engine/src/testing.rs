@@ -65,6 +65,7 @@ pub(crate) fn info(geometry: &Geometry) -> ExecutorInfo {
         hidden: geometry.hidden,
         draft: None,
         kv_room: None,
+        prompt_rows: 0,
     }
 }
 
@@ -298,6 +299,13 @@ pub(crate) struct Costs {
 }
 
 impl ScriptedExecutor {
+    /// One that does long steps of prompts as fast as short ones.
+    pub(crate) fn with_prompt_rows(geometry: Geometry, prompt_rows: usize) -> Self {
+        let mut executor = Self::new(geometry);
+        executor.info.prompt_rows = prompt_rows;
+        executor
+    }
+
     pub(crate) fn new(geometry: Geometry) -> Self {
         Self {
             info: info(&geometry),

@@ -32,6 +32,12 @@ impl Bench {
         Self::of(ScriptedExecutor::new(geometry(context, window)), config, None)
     }
 
+    /// On an executor that wants so many rows of a prompt in a step, each of which takes ten milliseconds.
+    pub(crate) fn with_prompt_rows(rows: usize, config: &EngineConfig) -> Self {
+        let costs = Costs { step: |rows| 10_000 * rows as u64, draft: |_| 0 };
+        Self::of(ScriptedExecutor::with_prompt_rows(geometry(2048, 256), rows), config, Some(costs))
+    }
+
     /// With a draft of up to fifteen proposals.
     pub(crate) fn drafting(context: usize, window: usize, config: &EngineConfig) -> Self {
         Self::of(ScriptedExecutor::with_draft(geometry(context, window), 15), config, None)

@@ -265,6 +265,7 @@ mod tests {
             hidden: geometry.hidden,
             draft: (draft_layers > 0).then_some(muser_backend::DraftInfo { max_proposals: 15, window: 2048 }),
             kv_room: None,
+            prompt_rows: 0,
         }
     }
 

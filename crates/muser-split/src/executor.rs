@@ -120,6 +120,13 @@ impl SplitExecutor {
         self
     }
 
+    /// Weights that are streamed take their time whatever the rows are.
+    fn note_prompt_rows(&mut self) {
+        let most = self.info.max_rows;
+        let streamed = self.streams() && self.pace.choose(most, true) == Way::Streamed;
+        self.info.prompt_rows = if streamed { most } else { 0 };
+    }
+
     /// Are there layers that may be streamed?
     pub fn streams(&self) -> bool {
         self.parts.iter().any(|part| part.streamer.is_some())
@@ -154,8 +161,10 @@ impl SplitExecutor {
             sliding_block_bytes: self.sizes[1].iter().sum(),
             max_rows: infos.iter().map(|info| info.max_rows).min().unwrap_or(1),
             kv_room: room(&infos, self.host_room),
+            prompt_rows: 0,
             ..last.clone()
         };
+        self.note_prompt_rows();
     }
 
     pub(crate) fn sizes(&self, group: KvGroup) -> &[usize] {
@@ -334,6 +343,7 @@ impl Executor for SplitExecutor {
             }
         };
         self.pace.note(rows, way, start.elapsed());
+        self.note_prompt_rows();
         Ok(())
     }
 
@@ -409,6 +419,7 @@ mod tests {
             hidden: 1,
             draft: None,
             kv_room,
+            prompt_rows: 0,
         }
     }
 

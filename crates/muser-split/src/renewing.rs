@@ -99,7 +99,7 @@ fn soon(error: ExecError) -> ExecError {
 
 impl Executor for RenewingExecutor {
     fn info(&self) -> &ExecutorInfo {
-        &self.info
+        self.split.as_ref().map_or(&self.info, Executor::info)
     }
 
     fn allocate_kv(&mut self, capacity: KvCapacity) -> Result<(), ExecError> {

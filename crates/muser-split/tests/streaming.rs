@@ -245,6 +245,7 @@ fn streamed_layers_have_the_same_bits() {
                 if with_draft {
                     split.attach_draft(draft.clone()).expect("draft");
                 }
+                assert_eq!(split.info().prompt_rows, split.info().max_rows, "{cuts:?}");
                 assert!(trace(&mut split, chunks, with_context) == expected, "{kv:?} {cuts:?}");
                 assert_eq!(script.steps.load(Ordering::SeqCst), chunks.len(), "{cuts:?}: every step was");
             }
@@ -274,6 +275,8 @@ fn after(mishap: Mishap, chunks: &[usize]) -> (Vec<u8>, usize) {
     script.mishap.store(mishap as usize, Ordering::SeqCst);
     let mut split = streaming_as(&tiny(), &[4], KvType::Int16, Grouping::Streamed, &script);
     let found = trace(&mut split, chunks, true);
+    let rows = if mishap == Mishap::NoRoom { split.info().max_rows } else { 0 };
+    assert_eq!(split.info().prompt_rows, rows, "short steps are as good where nothing is streamed");
     (found, script.steps.load(Ordering::SeqCst))
 }
 

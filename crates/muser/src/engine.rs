@@ -111,8 +111,9 @@ pub fn start(
     };
     config.mixed_step = match (parts.itl_target, info.kv_room) {
         (Some(target), _) => Duration::from_millis(target.into()),
-        (None, Some(_)) => CARD_ITL_TARGET,
-        (None, None) => config.mixed_step,
+        // Where a processor has a part even a token takes longer.
+        (None, Some(_)) if info.prompt_rows == 0 => CARD_ITL_TARGET,
+        (None, _) => config.mixed_step,
     };
     let (mut prefixes, mut packs): (Option<Box<dyn PrefixSource>>, _) = (None, None);
     if let Some((folder, args)) = parts.packs {

@@ -76,6 +76,7 @@ impl ReferenceExecutor {
             hidden: g.hidden,
             draft: None,
             kv_room: None,
+            prompt_rows: 0,
         };
         Ok(Self { model, info, kv, drafter: None, tower: None })
     }

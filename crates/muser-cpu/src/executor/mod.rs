@@ -170,6 +170,7 @@ impl CpuExecutor {
             hidden: g.hidden,
             draft: None,
             kv_room: None,
+            prompt_rows: 0,
         };
         let inverse_frequencies = arith::inverse_frequencies(f64::from(g.rope_theta), g.head_dim);
         Ok(Self {

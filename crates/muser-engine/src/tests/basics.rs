@@ -692,6 +692,22 @@ fn sequences_that_step_aside_come_back() {
 }
 
 #[test]
+fn prompts_are_read_in_the_steps_that_the_executor_wants() {
+    // A step of more than the fewest rows takes longer than it may: unless the executor knows better.
+    let config = EngineConfig { prefill_step: Duration::from_millis(300), ..EngineConfig::default() };
+    for (wanted, largest) in [(0, 64), (300, 300), (1 << 20, 512)] {
+        let mut bench = Bench::with_prompt_rows(wanted, &config);
+        for _ in 0..2 {
+            bench.largest_step.store(0, Ordering::Relaxed);
+            let ask = || Request { cache: false, ..greedy(stem(1, 1000), 2) };
+            let answer = bench.ask(ask());
+            check_exact(&bench, &ask(), &answer);
+            assert_eq!(bench.largest_step.load(Ordering::Relaxed), largest, "{wanted} wanted");
+        }
+    }
+}
+
+#[test]
 fn prefill_beside_decoding_keeps_to_its_budget() {
     let config = EngineConfig { prefill_rows: 400, mixed_rows: 50, ..EngineConfig::default() };
     let mut bench = Bench::new(4096, 256, &config);

@@ -403,6 +403,7 @@ fn info(
         hidden: g.hidden,
         draft: None,
         kv_room: None,
+        prompt_rows: 0,
     }
 }
 
