@@ -100,7 +100,7 @@ fn same(model: &Model, draft: Option<&Draft>, streamed: bool) -> Result<Value, A
                 }
             }
             let name = format!("{}, {way:?}", split.info().device);
-            let found = trace(&mut split, draft)?;
+            let found = trace(&mut split, draft).map_err(|error| format!("{name}: {error}"))?;
             if streamed && !split.streams() {
                 return Err(format!("{name}: it was given up, the log says why").into());
             }

@@ -475,13 +475,19 @@ impl Stream {
         let mut parameters = [std::ptr::from_ref(args).cast_mut().cast::<c_void>()];
         // SAFETY: the arguments match the kernel by `KernelArgs`; the pointers inside were made by the executor from
         // live buffers whose sizes it has checked against the shapes.
-        check("cuLaunchKernelEx", unsafe {
+        let launched = check("cuLaunchKernelEx", unsafe {
             sys::cuLaunchKernelEx(
                 &raw const config,
                 function.function,
                 parameters.as_mut_ptr(),
                 std::ptr::null_mut(),
             )
+        });
+        launched.map_err(|error| match error {
+            CudaError::Call { call, what } => {
+                CudaError::Call { call, what: format!("{what}: {} as {shape:?}", function.name()) }
+            }
+            other => other,
         })
     }
 
@@ -578,6 +584,20 @@ impl Launch {
 #[derive(Clone, Copy)]
 pub(crate) struct Function {
     function: sys::CUfunction,
+}
+
+impl Function {
+    /// The kernel's name, for errors.
+    fn name(self) -> String {
+        let mut name = std::ptr::null();
+        // SAFETY: the function lives; the driver points to a zero-terminated string of the module, or says that it cannot.
+        let known = unsafe { sys::cuFuncGetName(&raw mut name, self.function) } == CUresult::CUDA_SUCCESS;
+        if !known || name.is_null() {
+            return "a kernel".to_owned();
+        }
+        // SAFETY: see above.
+        unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
+    }
 }
 
 // SAFETY: a handle into a module that lives as long as the context.
