@@ -11,7 +11,7 @@
 //! cuda_check greedy MODEL [TOKENS]      greedy ids of ten prompts against the CPU backend: ids, logits and KV bytes
 //! cuda_check same MODEL [POSITIONS]     random ids against the CPU backend: logits and KV bytes
 //! cuda_check speed MODEL NAME COMMIT DATE  decode and prefill against a plain read of device memory, as a receipt
-//! cuda_check quick MODEL [prefill]      a few of these figures in seconds, to compare variants
+//! cuda_check quick MODEL [few|prefill]  a few of these figures in seconds, to compare variants
 //! cuda_check options MODEL              what 16 and 8 bits of K and V cost, and what leaving the logits on the card saves
 //! cuda_check step MODEL SEQS ROWS DEPTH two steps of SEQS sequences of ROWS rows, kernel by kernel, for a profiler
 //! ```
@@ -71,7 +71,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         (Some("synth"), Some(file)) => make(file, arg(2), arg(3))?,
         (Some("greedy"), Some(model)) => greedy(&Model::load(model)?, number(2, 64)?)?,
         (Some("same"), Some(model)) => same(&Model::load(model)?, number(2, 1100)?)?,
-        (Some("quick"), Some(model)) => quick(&Model::load(model)?, arg(2) == Some("prefill"))?,
+        (Some("quick"), Some(model)) => quick(&Model::load(model)?, arg(2))?,
         (Some("step"), Some(model)) => {
             step(&Model::load(model)?, number(2, 1)?, number(3, 1)?, number(4, 0)?)?
         }
@@ -268,7 +268,8 @@ fn speed(model: &Model) -> Outcome {
     }))
 }
 
-fn quick(model: &Model, only_prefill: bool) -> Outcome {
+/// `only`: few rows (up to 16), or prefill.
+fn quick(model: &Model, only: Option<&str>) -> Outcome {
     let g = &model.geometry;
     let mut executor = CudaExecutor::new(model, defaults())?;
     let mut tests = Vec::new();
@@ -286,12 +287,16 @@ fn quick(model: &Model, only_prefill: bool) -> Outcome {
         (8192, 1),
         (deepest, 1),
     ];
-    for &(depth, rows) in if only_prefill { &[] } else { decoded } {
+    let few = only == Some("few");
+    for &(depth, rows) in decoded {
+        if only == Some("prefill") || (few && (rows > 16 || depth > 0)) {
+            continue;
+        }
         let ms = middle(&decode_ms(&mut executor, g, depth.min(deepest), rows, LARGEST)?);
         tests.push(format!("decode {rows} at {depth}: {ms:.3} ms, {:.1} tok/s", rows as f64 * 1e3 / ms));
     }
     for (depth, count) in [(0, 64), (0, 128), (0, 256), (0, 512), (0, 1024), (0, 2048), (30_720, 2048)] {
-        if depth + count <= deepest {
+        if !few && depth + count <= deepest {
             let ms = middle(&prefill_ms(&mut executor, g, depth, count)?);
             tests.push(format!(
                 "prefill {count} at {depth}: {ms:.1} ms, {:.0} tok/s",

@@ -50,7 +50,7 @@ DEVICE float head_codes(const float (&x)[4], float top, float bad, int (&codes)[
   const float largest = __uint_as_float(bits), inverse = bits ? __fdiv_rn(top, largest) : 0.f;
   const bool finite = bits < 0x7F800000u, good = finite && inverse <= 3.402823466e38f;
 #pragma unroll
-  for (int i = 0; i < 4; i++) codes[i] = good ? __float2int_rn(__fmul_rn(x[i], inverse)) : 0;
+  for (int i = 0; i < 4; i++) codes[i] = good ? (int)(__float_as_uint(__fadd_rn(__fmul_rn(x[i], inverse), TO_INTEGER)) - __float_as_uint(TO_INTEGER)) : 0;
   return good ? __fdiv_rn(largest, top) : finite ? 0.f : bad;
 }
 

@@ -115,6 +115,102 @@ struct TowerNormArgs {
   float eps;
 };
 
+// The same by a single warp, which waits for no other: rows of BLOCKS super-blocks. The number is known when this is compiled; where it is not, every
+// load waits for the one before.
+template <int BLOCKS> DEVICE float narrow_sum(float (&s)[BLOCKS]) {
+  static_assert(BLOCKS <= 8);
+#pragma unroll
+  for (int o = 16; o; o >>= 1)
+#pragma unroll
+    for (int b = 0; b < BLOCKS; b++) s[b] = __fadd_rn(s[b], __shfl_xor_sync(~0u, s[b], o));
+  // As lanes of `row_sum` add them, most of which have zeros.
+  float all[8];
+#pragma unroll
+  for (int b = 0; b < 8; b++) all[b] = b < BLOCKS ? __fadd_rn(s[b], 0.f) : 0.f;
+#pragma unroll
+  for (int o = 4; o; o >>= 1)
+#pragma unroll
+    for (int b = 0; b < o; b++) all[b] = __fadd_rn(all[b], all[b + o]);
+  return all[0];
+}
+template <int BLOCKS> DEVICE void load_row(float (&v)[BLOCKS][8], const float* p) {
+#pragma unroll
+  for (int b = 0; b < BLOCKS; b++) load8(v[b], p + b * 256);
+}
+// Of vectors that no kernel writes: such loads may pass stores, and stay in the first-level cache.
+DEVICE void load8_constant(float (&v)[8], const float* p) {
+  const float4 a = __ldg((const float4*)p), b = __ldg((const float4*)p + 1);
+  v[0] = a.x; v[1] = a.y; v[2] = a.z; v[3] = a.w;
+  v[4] = b.x; v[5] = b.y; v[6] = b.z; v[7] = b.w;
+}
+// What `tower_norm` does, a warp a row of BLOCKS super-blocks.
+template <int BLOCKS> DEVICE void norm_row(const TowerNormArgs& p) {
+  constexpr int WIDTH = BLOCKS * 256;
+  const u32 row = blockIdx.x * 4 + (threadIdx.x >> 5), lane = threadIdx.x & 31, e = lane * 8;
+  pdl_launch();
+  pdl_wait();
+  if (row >= p.n) return;
+  float v[BLOCKS][8], x[BLOCKS][8];
+  float* h = p.h + (u64)row * WIDTH + e;
+  load_row(v, h);
+  if (p.part) {
+    const float* part = p.part + (u64)row * WIDTH + e;
+    load_row(x, part);
+#pragma unroll 1
+    for (u32 s = 1; s < p.segments; s++) {
+      float more[BLOCKS][8];
+      part += (u64)p.n * WIDTH;
+      load_row(more, part);
+#pragma unroll
+      for (int i = 0; i < WIDTH / 32; i++) x[i >> 3][i & 7] = __fadd_rn(x[i >> 3][i & 7], more[i >> 3][i & 7]);
+    }
+#pragma unroll
+    for (int b = 0; b < BLOCKS; b++) {
+      float c[8];
+      load8_constant(c, p.part_bias + e + b * 256);
+#pragma unroll
+      for (int i = 0; i < 8; i++) v[b][i] = __fadd_rn(v[b][i], __fadd_rn(x[b][i], c[i]));
+    }
+#pragma unroll
+    for (int b = 0; b < BLOCKS; b++) store8(h + b * 256, v[b]);
+  }
+  if (!p.weight) return;
+  float s[BLOCKS];
+#pragma unroll
+  for (int b = 0; b < BLOCKS; b++) {
+    s[b] = 0.f;
+#pragma unroll
+    for (int i = 0; i < 8; i++) s[b] = __fadd_rn(s[b], v[b][i]);
+  }
+  const float mean = __fdiv_rn(narrow_sum(s), (float)WIDTH);
+#pragma unroll
+  for (int b = 0; b < BLOCKS; b++) {
+    s[b] = 0.f;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      const float d = __fsub_rn(v[b][i], mean);
+      s[b] = __fmaf_rn(d, d, s[b]);
+    }
+  }
+  const float r = inverse_rms(narrow_sum(s), WIDTH, p.eps);
+#pragma unroll
+  for (int b = 0; b < BLOCKS; b++) {
+    float w[8], c[8];
+    load8_constant(w, p.weight + e + b * 256);
+    load8_constant(c, p.bias + e + b * 256);
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[b][i] = __fmaf_rn(__fmul_rn(__fsub_rn(v[b][i], mean), r), w[i], c[i]);
+    quantise_block(v[b], row, b, lane, p.act);
+  }
+}
+// Of the released tower's width. The compilers for older cards need more registers.
+#if __CUDA_ARCH__ >= 900
+constexpr int NARROW_CTAS = 4;
+#else
+constexpr int NARROW_CTAS = 3;
+#endif
+extern "C" __global__ void __launch_bounds__(128, NARROW_CTAS) tower_norm_6(const __grid_constant__ TowerNormArgs p) { norm_row<6>(p); }
+
 // h += product + bias; a = norm(h), quantised.
 extern "C" __global__ void __launch_bounds__(1024) tower_norm(const __grid_constant__ TowerNormArgs p) {
   __shared__ float red[32];
@@ -184,7 +280,7 @@ DEVICE float gelu(float x) {
   q = __fmaf_rn(q, t, 0.31828213f);
   q = __fmaf_rn(q, t, 0.79788715f);
   q = __fmaf_rn(q, t, 0.693147180559945309f);
-  return __fmaf_rn(-t, exp_exact(__fsub_rn(0.f, q)), x > 0.f ? x : 0.f);
+  return __fmaf_rn(-t, exp_bounded(__fsub_rn(0.f, q)), fmaxf(x, 0.f));  // q is never negative
 }
 
 struct GeluArgs {
@@ -194,23 +290,41 @@ struct GeluArgs {
   u32 segments, n;
 };
 
-// a = gelu(product + bias), or of the product alone if `bias` is null, quantised. One warp per super-block.
+// a = gelu(product + bias), or of the product alone if `bias` is null, quantised. A warp has a super-block of some rows, as many as the grid
+// leaves it, and asks for the next one before it begins. Grid (super-blocks / 4, runs of rows).
 extern "C" __global__ void __launch_bounds__(128) tower_gelu(const __grid_constant__ GeluArgs p) {
   const int kb = blockIdx.x * 4 + (threadIdx.x >> 5), lane = threadIdx.x & 31, e = kb * 256 + lane * 8;
+  const u32 rows = (p.n + gridDim.y - 1) / gridDim.y, row0 = blockIdx.y * rows, end = min(row0 + rows, p.n);
   pdl_launch();
   pdl_wait();
-  if (e >= (int)p.act.k) return;
-  float v[8];
-  sum8(v, p.part + (u64)blockIdx.y * p.act.k + e, (u64)p.n * p.act.k, p.segments);
-  if (p.bias) {
-    float b[8];
-    load8(b, p.bias + e);
+  if (e >= (int)p.act.k || row0 >= end) return;
+  float v[8], next[8], b[8];
+  const float* part = p.part + (u64)row0 * p.act.k + e;
+  load8(next, part);
 #pragma unroll
-    for (int i = 0; i < 8; i++) v[i] = __fadd_rn(v[i], b[i]);
+  for (int i = 0; i < 8; i++) b[i] = 0.f;
+  if (p.bias) load8(b, p.bias + e);
+#pragma unroll 1  // shorter code is faster here, too
+  for (u32 row = row0; row < end; row++) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = next[i];
+    if (row + 1 < end) load8(next, part + p.act.k);
+#pragma unroll 1
+    for (u32 s = 1; s < p.segments; s++) {
+      float x[8];
+      load8(x, part + (u64)s * p.n * p.act.k);
+#pragma unroll
+      for (int i = 0; i < 8; i++) v[i] = __fadd_rn(v[i], x[i]);
+    }
+    part += p.act.k;
+    if (p.bias) {
+#pragma unroll
+      for (int i = 0; i < 8; i++) v[i] = __fadd_rn(v[i], b[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = gelu(v[i]);
+    quantise_block(v, row, kb, lane, p.act);
   }
-#pragma unroll
-  for (int i = 0; i < 8; i++) v[i] = gelu(v[i]);
-  quantise_block(v, blockIdx.y, kb, lane, p.act);
 }
 
 struct RowsArgs {
@@ -259,19 +373,9 @@ DEVICE void biased_head(float (&x)[4], const HeadArgs& p, u32 index, u32 row, u3
   x[3] = __fadd_rn(v.w, b.w);
 }
 
-// q and k: bias, rotation, Hadamard matrix and digits. One warp per head; grid (2 heads, rows) in warps of 4.
-extern "C" __global__ void __launch_bounds__(128) tower_heads(const __grid_constant__ HeadArgs p) {
-  const u32 index = blockIdx.x * 4 + (threadIdx.x >> 5), lane = threadIdx.x & 31, row = blockIdx.y, d = lane * 4;
-  pdl_launch();
-  pdl_wait();
-  if (index >= 2 * p.heads) return;
-  const bool is_key = index >= p.heads;
-  const u32 head = is_key ? index - p.heads : index;
-  float x[4];
-  biased_head(x, p, index, row, d);
-  if (d < p.dim) {
-    const float* rope = p.rope + (u64)row * p.dim + lane * 2;
-    const float2 c = __ldcg((const float2*)rope), s = __ldcg((const float2*)(rope + p.dim / 2));
+// A head of q or k: rotation, Hadamard matrix and digits.
+DEVICE void store_head(float (&x)[4], float2 c, float2 s, const HeadArgs& p, u32 head, bool is_key, u32 row, u32 lane) {
+  if (lane * 4 < p.dim) {
     const float a = x[0], e = x[2];
     x[0] = __fsub_rn(__fmul_rn(a, c.x), __fmul_rn(x[1], s.x));
     x[1] = __fadd_rn(__fmul_rn(a, s.x), __fmul_rn(x[1], c.x));
@@ -289,6 +393,35 @@ extern "C" __global__ void __launch_bounds__(128) tower_heads(const __grid_const
   }
 }
 
+// q and k: bias, rotation, Hadamard matrix and digits. One warp has a head of HEAD_ROWS rows, and asks for all of them before it begins.
+// Grid (2 heads / 4, rows / HEAD_ROWS).
+constexpr int HEAD_ROWS = 4;
+extern "C" __global__ void __launch_bounds__(128) tower_heads(const __grid_constant__ HeadArgs p) {
+  const u32 index = blockIdx.x * 4 + (threadIdx.x >> 5), lane = threadIdx.x & 31, row0 = blockIdx.y * HEAD_ROWS, d = lane * 4;
+  pdl_launch();
+  pdl_wait();
+  if (index >= 2 * p.heads) return;
+  const bool is_key = index >= p.heads;
+  const u32 head = is_key ? index - p.heads : index;
+  float values[HEAD_ROWS][4];
+  float2 cosines[HEAD_ROWS], sines[HEAD_ROWS];
+#pragma unroll
+  for (int r = 0; r < HEAD_ROWS; r++) {
+    const u32 row = min(row0 + r, p.n - 1);
+    biased_head(values[r], p, index, row, d);
+    if (d < p.dim) {
+      const float* rope = p.rope + (u64)row * p.dim + lane * 2;
+      cosines[r] = __ldcg((const float2*)rope);
+      sines[r] = __ldcg((const float2*)(rope + p.dim / 2));
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < HEAD_ROWS; r++) {
+    const u32 row = row0 + r;
+    if (row >= p.n) break;
+    store_head(values[r], cosines[r], sines[r], p, head, is_key, row, lane);
+  }
+}
 // v: bias and digits. A CTA has a head of 32 rows: a dim's digits of positions that follow each other leave together.
 // Grid (heads, rows / 32).
 constexpr int V_ROWS = 32, V_STRIDE = V_ROWS + 4;  // bytes from dim to dim in shared memory: four lanes a bank

@@ -141,6 +141,7 @@ pub const FILES: [KernelFile; 16] = [
             "tower_patches",
             "tower_embed",
             "tower_norm",
+            "tower_norm_6",
             "tower_merge",
             "tower_gelu",
             "tower_rows",

@@ -8,7 +8,7 @@ use crate::driver::{Launch, Stream};
 use crate::kernels::{Act, FloatArgs};
 
 /// Rows and tokens of a CTA of the float kernel of many rows.
-const FLOAT_TILE: u32 = 32;
+const FLOAT_TILE: [u32; 2] = [64, 32];
 
 impl ProductKernels {
     pub(super) fn many_float(
@@ -36,7 +36,7 @@ impl ProductKernels {
             scale: part.scale,
             _padding: 0,
         };
-        let grid = (padded_rows.div_ceil(FLOAT_TILE), (n as u32).div_ceil(FLOAT_TILE));
+        let grid = (padded_rows.div_ceil(FLOAT_TILE[0]), (n as u32).div_ceil(FLOAT_TILE[1]));
         let [f32, f16, bf16] = &self.many_float;
         let function = match part.ty {
             GgmlType::F16 => f16,

@@ -10,11 +10,11 @@ use super::Card;
 use super::digits::rotated_key;
 use super::steps::{EPS, read, row, same};
 use crate::CudaError;
-use crate::driver::{Buffer, Launch};
+use crate::driver::Buffer;
 use crate::forward::{Activations, layer_bytes};
 use crate::kernels::{DigitArgs, GeluArgs, HeadArgs, RunArgs, TowerAttention, TowerNormArgs};
 use crate::matrix::{AnyKind, Product, RawPart};
-use crate::tower::TowerKernels;
+use crate::tower::{NARROW, TowerKernels};
 
 /// Checks them; returns how many values were compared.
 pub(super) fn check(card: &Card<'_>, random: &mut Random) -> Result<usize, CudaError> {
@@ -123,7 +123,7 @@ fn attention(
 
 /// Layer norms and GELU, read back in the format of float matrices.
 fn rows(card: &Card<'_>, kernels: &TowerKernels, random: &mut Random) -> Result<usize, CudaError> {
-    let (n, hidden) = (5, 768);
+    let (n, hidden) = (5, NARROW as usize);
     let mut reader = Product::new(muser_backend::arith::MatrixRole::FfnIn, hidden);
     reader.raw.push(RawPart {
         ty: GgmlType::F32,
@@ -143,12 +143,11 @@ fn rows(card: &Card<'_>, kernels: &TowerKernels, random: &mut Random) -> Result<
     };
     let (h, part) = (row(random, n * hidden), row(random, 2 * n * hidden));
     let [part_bias, weight, bias] = [0; 3].map(|_| row(random, hidden));
-    let h_on_card = upload(&h)?;
     let on_card = [upload(&part)?, upload(&part_bias)?, upload(&weight)?, upload(&bias)?];
-    let norm = TowerNormArgs {
+    let norm = |h: u64| TowerNormArgs {
         part: on_card[0].at(0),
         part_bias: on_card[1].at(0),
-        h: h_on_card.at(0),
+        h,
         weight: on_card[2].at(0),
         bias: on_card[3].at(0),
         act: activations.act,
@@ -157,9 +156,13 @@ fn rows(card: &Card<'_>, kernels: &TowerKernels, random: &mut Random) -> Result<
         hidden: hidden as u32,
         eps: EPS,
     };
-    card.stream.launch(&kernels.norm, Launch::new((n as u32, 1), (hidden / 8) as u32), &norm)?;
-    card.stream.synchronize()?;
-    let (normed, stream) = (floats(&activations)?, read(&h_on_card, n * hidden)?);
+    let mut norms = Vec::new();
+    for (name, narrow) in [("tower_norm_6", true), ("tower_norm", false)] {
+        let h_on_card = upload(&h)?;
+        kernels.norm_by(narrow, card.stream, &norm(h_on_card.at(0)))?;
+        card.stream.synchronize()?;
+        norms.push((name, floats(&activations)?, read(&h_on_card, n * hidden)?));
+    }
     let gelu = GeluArgs {
         part: on_card[0].at(0),
         bias: on_card[1].at(0),
@@ -167,9 +170,12 @@ fn rows(card: &Card<'_>, kernels: &TowerKernels, random: &mut Random) -> Result<
         segments: 2,
         n: n as u32,
     };
-    card.stream.launch(&kernels.gelu, Launch::new((1, n as u32), 128), &gelu)?;
-    card.stream.synchronize()?;
-    let activated = floats(&activations)?;
+    let mut activated = Vec::new();
+    for rows in [1, 3] {
+        kernels.gelu_by(rows, card.stream, &gelu)?;
+        card.stream.synchronize()?;
+        activated.push(floats(&activations)?);
+    }
 
     let mut compared = 0;
     for r in 0..n {
@@ -179,10 +185,14 @@ fn rows(card: &Card<'_>, kernels: &TowerKernels, random: &mut Random) -> Result<
         let sum: Vec<f32> = h[at.clone()].iter().zip(&product).map(|(h, p)| h + p).collect();
         let mut expected = vec![0.0; hidden];
         vision::layer_norm(&sum, &weight, &bias, EPS, &mut expected);
-        compared += same("tower_norm", "value of the residual stream", &sum, &stream[at.clone()])?;
-        compared += same("tower_norm", "normed value", &expected, &normed[at.clone()])?;
+        for (name, normed, stream) in &norms {
+            compared += same(name, "value of the residual stream", &sum, &stream[at.clone()])?;
+            compared += same(name, "normed value", &expected, &normed[at.clone()])?;
+        }
         let expected: Vec<f32> = product.iter().map(|x| vision::gelu(*x)).collect();
-        compared += same("tower_gelu", "value", &expected, &activated[at])?;
+        for activated in &activated {
+            compared += same("tower_gelu", "value", &expected, &activated[at.clone()])?;
+        }
     }
     Ok(compared)
 }

@@ -7,7 +7,7 @@ use muser_gguf::GgmlType;
 
 use super::Card;
 use crate::CudaError;
-use crate::driver::{Buffer, Context, Launch, Stream};
+use crate::driver::{Buffer, Context, Stream};
 use crate::forward::{Activations, layer_bytes};
 use crate::kernels::{DigitArgs, GeluArgs, HeadArgs, RunArgs, TowerAttention, TowerNormArgs};
 use crate::loaded::Kernels;
@@ -159,12 +159,10 @@ fn rows(card: &Card<'_>, times: &mut Vec<(String, f64)>) -> Result<(), CudaError
         hidden: HIDDEN as u32,
         eps: 1e-5,
     };
-    let shape = Launch::new((PATCHES as u32, 1), (HIDDEN / 8) as u32);
-    time(card, times, "addition and norm", || card.stream.launch(&kernels.norm, shape, &norm))?;
+    time(card, times, "addition and norm", || kernels.norm(card.stream, &norm))?;
     let gelu =
         GeluArgs { part: part.at(0), bias: weights.at(0), act: ffn.act, segments: 1, n: PATCHES as u32 };
-    let shape = Launch::new(((FFN / 256).div_ceil(4) as u32, PATCHES as u32), 128);
-    time(card, times, "GELU", || card.stream.launch(&kernels.gelu, shape, &gelu))
+    time(card, times, "GELU", || kernels.gelu(card.stream, &gelu))
 }
 
 fn adapter(card: &Card<'_>, times: &mut Vec<(String, f64)>) -> Result<(), CudaError> {

@@ -23,7 +23,7 @@ use crate::kernels::TowerAttention;
 use crate::loaded::Kernels;
 use crate::matrix::ProductKernels;
 use crate::uploader::copy_in_parallel;
-pub(crate) use kernels::TowerKernels;
+pub(crate) use kernels::{NARROW, TowerKernels};
 use memory::{PictureMemory, PictureSize, SLICE, SliceMemory, TOKENS};
 use plan::PicturePlan;
 use walk::SliceWalk;
@@ -60,11 +60,14 @@ struct Work {
     stage: Stage,
     /// Patches, or tokens, that this stage is past.
     at: usize,
+    /// The layer before, all of whose patches were one slice, has left them normed for this one.
+    normed: bool,
 }
 
 impl Work {
     /// Moves on by `count`; false at the end of the last stage.
     fn advance(&mut self, count: usize, layers: usize) -> bool {
+        self.normed = matches!(self.stage, Stage::Mix(_)) && self.is_whole(count);
         self.at += count;
         if self.at < self.total() {
             return true;
@@ -72,6 +75,11 @@ impl Work {
         let Some(next) = self.stage.next(layers) else { return false };
         (self.stage, self.at) = (next, 0);
         true
+    }
+
+    /// Are the next `count` all patches?
+    fn is_whole(&self, count: usize) -> bool {
+        self.at == 0 && count == self.plan.grid.count()
     }
 
     fn total(&self) -> usize {
@@ -118,7 +126,7 @@ impl Tower {
         image.validate(&self.projector)?;
         let plan = self.plan(image).map_err(|e| e.into_exec(device))?;
         self.picture.rgb.write(0, &image.rgb).map_err(|e| e.into_exec(device))?;
-        self.work = Some(Work { plan, stage: Stage::Embed, at: 0 });
+        self.work = Some(Work { plan, stage: Stage::Embed, at: 0, normed: false });
         Ok(())
     }
 
@@ -195,6 +203,8 @@ impl Tower {
             kernels: &self.kernels,
             from: work.at,
             count,
+            whole: work.is_whole(count),
+            normed: work.normed && work.is_whole(count),
         };
         walk.run(work.stage)
     }

@@ -28,6 +28,10 @@ pub(super) struct SliceWalk<'a> {
     pub(super) kernels: &'a TowerKernels,
     pub(super) from: usize,
     pub(super) count: usize,
+    /// These are all patches: the end of a layer goes on with the norm of the next one.
+    pub(super) whole: bool,
+    /// The layer before has done that.
+    pub(super) normed: bool,
 }
 
 impl SliceWalk<'_> {
@@ -115,14 +119,16 @@ impl SliceWalk<'_> {
             hidden: self.config.hidden as u32,
             eps: self.config.norm_eps,
         };
-        self.stream.launch(&self.kernels.norm, self.whole_rows(), &args)
+        self.kernels.norm(self.stream, &args)
     }
 
     /// Norm, q, k, v, their biases, rotation, K and V stored.
     fn keys(&self, index: usize) -> Result<(), CudaError> {
         let (c, s, layer) = (self.config, self.slice, &self.weights.layers[index]);
         let act = self.products.input(&layer.attn_in, s.hidden.act, self.count);
-        self.norm(None, Some((layer.ln1, act)))?;
+        if !self.normed {
+            self.norm(None, Some((layer.ln1, act)))?;
+        }
         self.multiply(&layer.attn_in, act, s.attn_in.at(0))?;
         let dim = c.head_dim();
         let args = HeadArgs {
@@ -161,7 +167,9 @@ impl SliceWalk<'_> {
         let act = self.products.input(&layer.ffn_down, s.ffn.act, self.count);
         self.gelu(&layer.ffn_up, layer.bias_up, act)?;
         self.multiply(&layer.ffn_down, act, s.projected.at(0))?;
-        self.norm(Some((&layer.ffn_down, layer.bias_down)), None)
+        let next = self.weights.layers.get(index + 1).filter(|_| self.whole);
+        let next = next.map(|next| (next.ln1, self.products.input(&next.attn_in, s.hidden.act, self.count)));
+        self.norm(Some((&layer.ffn_down, layer.bias_down)), next)
     }
 
     fn attention(&self, kind: usize) -> Result<(), CudaError> {
@@ -192,7 +200,7 @@ impl SliceWalk<'_> {
     fn gelu(&self, before: &Product, bias: u64, act: Act) -> Result<(), CudaError> {
         let segments = self.products.output_segments(before, self.count);
         let args = GeluArgs { part: self.slice.wide.at(0), bias, act, segments, n: self.count as u32 };
-        self.stream.launch(&self.kernels.gelu, self.blocks(before.out_rows), &args)
+        self.kernels.gelu(self.stream, &args)
     }
 
     /// Sums of segments, to `out` or quantised.
