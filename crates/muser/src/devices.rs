@@ -15,8 +15,8 @@ use crate::backends;
 use crate::cli::{DEFAULT_CONTEXT, ModelArgs};
 use crate::output::{Console, usage_error};
 
-/// Bytes of the buffer that the processor's reading is measured with: beyond most caches, and filled in a moment.
-const PROBE_BYTES: usize = if cfg!(test) { 4 << 20 } else { 192 << 20 };
+/// Bytes of the buffer that the processor's reading is measured with: 192 MiB were found in the third-level cache of a server.
+const PROBE_BYTES: usize = if cfg!(test) { 4 << 20 } else { 512 << 20 };
 
 /// A device and what it is called on the command line.
 struct Found {
@@ -247,14 +247,15 @@ fn processor(threads: Option<u16>, measured: bool, read: Option<f64>) -> Device 
     let free = muser_cpu::available_bytes().unwrap_or(16 << 30);
     let threads = threads.map(usize::from);
     let probe = if measured && read.is_none() {
-        BandwidthProbe::new(PROBE_BYTES, threads, true).and_then(|mut probe| probe.measure(3)).ok()
+        let bytes = PROBE_BYTES.min(usize::try_from(free / 8).unwrap_or(PROBE_BYTES));
+        BandwidthProbe::new(bytes, threads, true).and_then(|mut probe| probe.measure(5)).ok()
     } else {
         None
     };
     let count = probe.as_ref().map(|found| found.threads).or(threads);
     let count =
         count.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
-    let rate = read.map(|rate| rate * 1e9).or(probe.map(|found| found.best()));
+    let rate = read.map(|rate| rate * 1e9).or(probe.map(|found| found.median()));
     Device { compute: count as f64 * operations(Isa::detect()), ..host(free, rate) }
 }
 
