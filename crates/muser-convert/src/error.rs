@@ -44,5 +44,30 @@ pub(crate) fn wrong(
     expected: impl Into<String>,
     found: impl Into<String>,
 ) -> ConvertError {
-    ConvertError::Checkpoint { place: place.into(), expected: expected.into(), found: found.into() }
+    ConvertError::Checkpoint {
+        place: shown(place.into()),
+        expected: shown(expected.into()),
+        found: shown(found.into()),
+    }
+}
+
+/// Errors end up on terminals: names out of a checkpoint, and what a parser says of them, have their control characters escaped.
+fn shown(text: String) -> String {
+    if !text.contains(char::is_control) {
+        return text;
+    }
+    let escaped = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    text.chars().map(escaped).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_checkpoint_says_of_itself_moves_no_cursor() {
+        let error = wrong("a\u{1b}[2J", "JSON", "unknown field `2&\u{7f}`\n").to_string();
+        assert_eq!(error, "a\\u{1b}[2J: expected JSON, found unknown field `2&\\u{7f}`\\n");
+        assert_eq!(wrong("ä", "b", "c").to_string(), "ä: expected b, found c");
+    }
 }

@@ -157,16 +157,28 @@ fn schema(data: &[u8]) {
     assert!(fits(&schema, &value), "{value} for {schema}");
 }
 
+/// Equal as JSON Schema counts: 0 is 0.0, at any depth.
+fn equal(a: &Value, b: &Value) -> bool {
+    match (a, b) {
+        (Value::Number(x), Value::Number(y)) => x == y || x.as_f64() == y.as_f64(),
+        (Value::Array(x), Value::Array(y)) => x.len() == y.len() && x.iter().zip(y).all(|(a, b)| equal(a, b)),
+        (Value::Object(x), Value::Object(y)) => {
+            x.len() == y.len() && x.iter().all(|(name, a)| y.get(name).is_some_and(|b| equal(a, b)))
+        }
+        _ => a == b,
+    }
+}
+
 /// What can be said of a value without resolving anything: types, constants, choices, required fields, lengths.
 fn fits(schema: &Value, value: &Value) -> bool {
     let Value::Object(fields) = schema else { return true };
     if let Some(constant) = fields.get("const")
-        && constant != value
+        && !equal(constant, value)
     {
         return false;
     }
     if let Some(Value::Array(choices)) = fields.get("enum")
-        && !choices.contains(value)
+        && !choices.iter().any(|choice| equal(choice, value))
     {
         return false;
     }
