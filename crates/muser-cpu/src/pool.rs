@@ -213,10 +213,17 @@ impl Shared {
     fn park(&self, index: usize, done: impl Fn() -> bool) {
         let parked = &self.parked[index];
         parked.store(true, Ordering::SeqCst);
+        let mut slept = false;
         while !done() {
             park();
+            slept = true;
         }
         parked.store(false, Ordering::SeqCst);
+        if slept && index == 0 {
+            // The caller is a thread with a life of its own: it may have been woken for something else while it slept here, and that wish
+            // must be there when it sleeps the next time.
+            current().unpark();
+        }
     }
 
     /// Unparks those of `threads` that are parked.

@@ -1,6 +1,7 @@
 //! The pool on real threads; in every order they are tried in `tests/models.rs`.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use crate::pool::{Pool, SPIN};
 
@@ -68,4 +69,23 @@ fn wakes_parked_threads() {
         .expect("no panic");
         assert_eq!(count.load(Ordering::Relaxed), 2);
     }
+}
+
+/// An engine's thread is woken by whoever hands in a request; while it waits for its workers it sleeps in the same way.
+#[test]
+fn a_caller_who_was_woken_for_something_else_hears_of_it() {
+    let mut pool = Pool::new(Some(2)).expect("threads");
+    let caller = std::thread::current();
+    pool.run(&|worker| {
+        if worker.index == 1 {
+            std::thread::sleep(Duration::from_millis(100));
+            caller.unpark();
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        Ok(())
+    })
+    .expect("runs");
+    let start = std::time::Instant::now();
+    std::thread::park_timeout(Duration::from_secs(20));
+    assert!(start.elapsed() < Duration::from_secs(10), "the wish was swallowed");
 }

@@ -191,7 +191,9 @@ impl Driver {
             return Turn::Worked;
         }
         drop(running);
-        if stopping > 0 && self.scheduler.is_empty() && self.shared.inbox.is_empty() {
+        if !self.shared.inbox.is_empty() {
+            Turn::Worked
+        } else if stopping > 0 && self.scheduler.is_empty() {
             Turn::Stopped
         } else {
             Turn::Idle { until: self.plan.wake_at }
