@@ -90,11 +90,13 @@ DEVICE u32 lds32(u32 a) {
 }
 // Past L1: the data was written by another kernel that may still have been running when this one started.
 DEVICE float4 ldcg4(const float* p) { return __ldcg((const float4*)p); }
-DEVICE void load8(float (&v)[8], const float* p) {
-  const float4 a = ldcg4(p), b = ldcg4(p + 4);
+DEVICE void spread8(float (&v)[8], const float4& a, const float4& b) {
   v[0] = a.x; v[1] = a.y; v[2] = a.z; v[3] = a.w;
   v[4] = b.x; v[5] = b.y; v[6] = b.z; v[7] = b.w;
 }
+DEVICE void load8(float (&v)[8], const float* p) { spread8(v, ldcg4(p), ldcg4(p + 4)); }
+// Of a vector that no kernel writes: such loads may pass stores, and stay in the first-level cache.
+DEVICE void load8_constant(float (&v)[8], const float* p) { spread8(v, __ldg((const float4*)p), __ldg((const float4*)p + 1)); }
 // Sums of S segment sums, ascending. Four are asked for at once: one after the other, each would take a round trip.
 struct Segments8 {
   float4 a[4], b[4];
@@ -108,8 +110,7 @@ struct Segments8 {
     }
   }
   DEVICE void add_up(float (&v)[8], const float* p, u64 step, int S) const {
-    v[0] = a[0].x; v[1] = a[0].y; v[2] = a[0].z; v[3] = a[0].w;
-    v[4] = b[0].x; v[5] = b[0].y; v[6] = b[0].z; v[7] = b[0].w;
+    spread8(v, a[0], b[0]);
     auto add = [&](const float4& x, const float4& y) {
       v[0] = __fadd_rn(v[0], x.x); v[1] = __fadd_rn(v[1], x.y); v[2] = __fadd_rn(v[2], x.z); v[3] = __fadd_rn(v[3], x.w);
       v[4] = __fadd_rn(v[4], y.x); v[5] = __fadd_rn(v[5], y.y); v[6] = __fadd_rn(v[6], y.z); v[7] = __fadd_rn(v[7], y.w);

@@ -137,12 +137,6 @@ template <int BLOCKS> DEVICE void load_row(float (&v)[BLOCKS][8], const float* p
 #pragma unroll
   for (int b = 0; b < BLOCKS; b++) load8(v[b], p + b * 256);
 }
-// Of vectors that no kernel writes: such loads may pass stores, and stay in the first-level cache.
-DEVICE void load8_constant(float (&v)[8], const float* p) {
-  const float4 a = __ldg((const float4*)p), b = __ldg((const float4*)p + 1);
-  v[0] = a.x; v[1] = a.y; v[2] = a.z; v[3] = a.w;
-  v[4] = b.x; v[5] = b.y; v[6] = b.z; v[7] = b.w;
-}
 // What `tower_norm` does, a warp a row of BLOCKS super-blocks.
 template <int BLOCKS> DEVICE void norm_row(const TowerNormArgs& p) {
   constexpr int WIDTH = BLOCKS * 256;
