@@ -85,7 +85,8 @@ def pages_and_sizes():
     terminal.send("\x1a")
     terminal.wait("the old screen", lambda seen: seen.endswith(LEAVE))
     assert termios.tcgetattr(terminal.side) == terminal.before, "the shell gets its terminal as it was"
-    time.sleep(0.3)
+    # Only what stands still can be told to go on.
+    assert os.WIFSTOPPED(os.waitpid(terminal.child.pid, os.WUNTRACED)[1]), "it is suspended"
     os.killpg(terminal.child.pid, signal.SIGCONT)
     terminal.wait("the screen again", lambda seen: seen.count(ENTER) == 2)
     terminal.send("q")

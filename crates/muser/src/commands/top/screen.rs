@@ -87,11 +87,12 @@ impl Drop for Screen {
 fn restore() {
     let saved = SAVED.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some(mut saved) = saved {
-        let _ = saved.out.write_all(LEAVE.as_bytes());
-        let _ = saved.out.flush();
+        // The screen last: whoever sees it leave finds the terminal as it was.
         if let Some(termios) = &saved.termios {
             let _ = termios::tcsetattr(io::stdin(), OptionalActions::Now, termios);
         }
+        let _ = saved.out.write_all(LEAVE.as_bytes());
+        let _ = saved.out.flush();
     }
 }
 
