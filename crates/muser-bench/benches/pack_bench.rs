@@ -24,9 +24,9 @@ use muser_backend::Executor as _;
 use muser_bench::middle;
 use muser_cpu::{CpuExecutor, CpuOptions};
 use muser_engine::{Engine, EngineConfig, EngineHandle, Event, Finished, Request, SamplingParams};
+use muser_kv_connector::{PackOptions, PackSource, PackUse, identity_of, weights_root};
 use muser_model::Model;
 use muser_pack::{DirStore, Identity, KeyRing, Library, LibraryOptions};
-use muser_prefix::{PackOptions, PackSource, PackUse, identity_of, weights_root};
 
 const REPETITIONS: usize = 5;
 /// Restores and plain reads take milliseconds.

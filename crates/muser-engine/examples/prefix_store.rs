@@ -1,6 +1,6 @@
 //! A place for prefixes that outlives an engine: here a map in memory, elsewhere files, a bucket, another machine.
 //!
-//! The engine tells a [`PrefixSource`] of prompts that it does not know and of prefixes that it has computed; blocks come back as bytes.
+//! The engine tells a [`KvConnector`] of prompts that it does not know and of prefixes that it has computed; blocks come back as bytes.
 //! A second engine then reads nothing of the prompt that the first one has read, and writes the same text.
 //!
 //! ```text
@@ -16,8 +16,8 @@ use std::{
 
 use muser_cpu::{CpuExecutor, CpuOptions};
 use muser_engine::{
-    Delivery, Engine, EngineConfig, EngineHandle, Event, PrefixOffer, PrefixQuery, PrefixSource, Request,
-    RestoreFailure, SamplingParams, StoredPrefix,
+    BlockReceiver, Engine, EngineConfig, EngineHandle, Event, KvConnector, PrefixExport, PrefixQuery,
+    Request, RestoreFailure, SamplingParams, StoredPrefix,
 };
 use muser_kv::{BLOCK_LEN, KvGroup, PositionKey};
 use muser_model::Model;
@@ -39,14 +39,14 @@ impl Store {
     }
 }
 
-impl PrefixSource for Store {
+impl KvConnector for Store {
     // Both are called between two steps: what takes long belongs on other threads.
     fn look_up(&mut self, query: PrefixQuery) {
         let units = Arc::clone(query.units());
         query.answer(Some(Arc::new(Found { store: self.clone(), units })));
     }
 
-    fn offer(&mut self, offer: PrefixOffer) {
+    fn offer(&mut self, offer: PrefixExport) {
         for index in 0..offer.blocks() {
             for group in [KvGroup::Full, KvGroup::Sliding] {
                 let Some(key) = key(offer.units(), group, index).filter(|_| offer.has(group, index)) else {
@@ -74,7 +74,7 @@ impl StoredPrefix for Found {
         key(&self.units, group, index).is_some_and(|key| self.store.blocks().contains_key(&key))
     }
 
-    fn fetch(&self, wanted: Vec<(KvGroup, usize)>, delivery: Delivery) {
+    fn fetch(&self, wanted: Vec<(KvGroup, usize)>, delivery: BlockReceiver) {
         let (store, units) = (self.store.clone(), Arc::clone(&self.units));
         std::thread::spawn(move || {
             for (group, index) in wanted {

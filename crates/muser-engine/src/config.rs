@@ -58,7 +58,7 @@ pub struct EngineConfig {
     pub window_slack: usize,
     /// Shortest part of a known block worth copying so that a request can continue inside it (positions).
     pub min_copy_tokens: usize,
-    /// How long a request waits to hear from a [`crate::PrefixSource`] how much of its prompt it has.
+    /// How long a request waits to hear from a [`crate::KvConnector`] how much of its prompt it has.
     pub source_timeout: Duration,
     /// How long a restore from a source may go without a block before the prompt is computed instead.
     pub restore_stall: Duration,

@@ -15,7 +15,7 @@ use muser_kv::{CacheConfig, KvCache};
 use muser_model::Geometry;
 
 use crate::{
-    EngineConfig, EngineError, Limits, PrefixSource, RequestError, capacity,
+    EngineConfig, EngineError, KvConnector, Limits, RequestError, capacity,
     draft::{DraftRounds, RoundLimits},
     error::panic_text,
     figures,
@@ -152,7 +152,7 @@ impl Driver {
         self.clock = clock;
     }
 
-    pub(crate) fn set_source(&mut self, source: Option<Box<dyn PrefixSource>>) {
+    pub(crate) fn set_source(&mut self, source: Option<Box<dyn KvConnector>>) {
         self.transfers.set_source(source);
     }
 

@@ -13,7 +13,7 @@ use muser_backend::{Executor, ExecutorInfo};
 use muser_model::Geometry;
 
 use crate::{
-    EngineConfig, EngineError, Limits, MetricsSnapshot, PrefixSource, Request, SlotView, Submission,
+    EngineConfig, EngineError, KvConnector, Limits, MetricsSnapshot, Request, SlotView, Submission,
     SubmitError,
     driver::{Driver, Turn},
     shared::Shared,
@@ -48,7 +48,7 @@ impl Engine {
         executor: Box<dyn Executor>,
         geometry: Geometry,
         config: EngineConfig,
-        source: Option<Box<dyn PrefixSource>>,
+        source: Option<Box<dyn KvConnector>>,
     ) -> Result<EngineHandle, EngineError> {
         let mut driver = Driver::new(executor, &geometry, &config)?;
         driver.set_source(source);
@@ -136,7 +136,7 @@ impl EngineHandle {
     }
 
     /// Forgets all known prefixes that no running request uses, and returns at once: requests handed in from now on find
-    /// nothing of what came before. What a [`PrefixSource`] has stays there.
+    /// nothing of what came before. What a [`KvConnector`] has stays there.
     pub fn forget_prefixes(&self) {
         self.owner.shared.ask_to_forget();
         self.owner.thread().unpark();

@@ -81,8 +81,8 @@ pub use events::{
 pub use handle::{Engine, EngineHandle, Shutdown};
 pub use metrics::{HistogramSnapshot, LATENCY_BOUNDS_S, MOST_PROPOSALS, MetricsSnapshot};
 pub use prefix::{
-    BlockBytes, BlockPlace, Delivery, ExportError, Found, LocalPace, PrefixOffer, PrefixOutlet, PrefixQuery,
-    PrefixSource, RestoreFailure, Sources, StoredPrefix,
+    BlockBytes, BlockPlace, BlockReceiver, ExportError, Found, KvConnector, LocalPace, PrefixExport,
+    PrefixOutlet, PrefixQuery, RestoreFailure, Sources, StoredPrefix,
 };
 pub use request::{
     ConstraintFactory, ContextPolicy, ImageRows, ImageSource, Prompt, Request, RequestKind, ShiftPlan,

@@ -7,7 +7,9 @@ use std::{
 
 use muser_kv::{BLOCK_LEN, KvGroup, PositionKey};
 
-use crate::{Delivery, PrefixOffer, PrefixQuery, PrefixSource, RestoreFailure, StoredPrefix, testing::Rng};
+use crate::{
+    BlockReceiver, KvConnector, PrefixExport, PrefixQuery, RestoreFailure, StoredPrefix, testing::Rng,
+};
 
 type Key = ([u8; 32], KvGroup);
 
@@ -18,7 +20,7 @@ pub(crate) struct State {
     pub(crate) blocks: BTreeMap<Key, Vec<u8>>,
     pub(crate) queries: Vec<PrefixQuery>,
     pub(crate) fetches: Vec<Fetch>,
-    pub(crate) offers: Vec<PrefixOffer>,
+    pub(crate) offers: Vec<PrefixExport>,
     /// Blocks delivered.
     pub(crate) delivered: usize,
     /// Where fetches are to end on the way.
@@ -33,7 +35,7 @@ pub(crate) struct State {
 pub(crate) struct Fetch {
     pub(crate) units: Arc<[PositionKey]>,
     pub(crate) wanted: Vec<(KvGroup, usize)>,
-    pub(crate) delivery: Delivery,
+    pub(crate) delivery: BlockReceiver,
 }
 
 /// Handle of the state; the engine gets a clone.
@@ -54,12 +56,12 @@ pub(crate) fn key(units: &[PositionKey], group: KvGroup, index: usize) -> Option
     Some((*hasher.finalize().as_bytes(), group))
 }
 
-impl PrefixSource for ScriptedSource {
+impl KvConnector for ScriptedSource {
     fn look_up(&mut self, query: PrefixQuery) {
         self.lock().queries.push(query);
     }
 
-    fn offer(&mut self, offer: PrefixOffer) {
+    fn offer(&mut self, offer: PrefixExport) {
         self.lock().offers.push(offer);
     }
 }
@@ -77,7 +79,7 @@ impl StoredPrefix for Prefix {
         self.state.lock().alone
     }
 
-    fn fetch(&self, wanted: Vec<(KvGroup, usize)>, delivery: Delivery) {
+    fn fetch(&self, wanted: Vec<(KvGroup, usize)>, delivery: BlockReceiver) {
         if self.state.lock().hands {
             delivery.note_handed();
         }
@@ -145,7 +147,7 @@ impl ScriptedSource {
         }
     }
 
-    fn take(&self, offer: &PrefixOffer, group: KvGroup, index: usize) {
+    fn take(&self, offer: &PrefixExport, group: KvGroup, index: usize) {
         let Some(key) = key(offer.units(), group, index) else { return };
         if !offer.has(group, index) || self.lock().blocks.contains_key(&key) {
             return;

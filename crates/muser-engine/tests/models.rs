@@ -1,4 +1,4 @@
-//! The ends of a request ([`Submission`] and the engine's ring) and of a fetch (`Delivery`, with blocks in their place and as
+//! The ends of a request ([`Submission`] and the engine's ring) and of a fetch (`BlockReceiver`, with blocks in their place and as
 //! bytes), in every order of what two threads do: the files of the product over a model of the standard library. Each model
 //! finds the fault that is put in.
 //!
@@ -119,7 +119,7 @@ mod sync {
 
 use std::sync::Arc;
 
-use delivery::{Delivery, DeliveryCell};
+use delivery::{BlockReceiver, DeliveryCell};
 use muser_backend::LentBlock;
 use muser_kv::KvGroup;
 use muser_testkit::model::{Seed, UnsafeCell, check, current, finds, park, spawn};
@@ -183,7 +183,7 @@ fn arrivals(cell: &DeliveryCell, wanted: usize) -> Result<usize, usize> {
 
 /// A source gives two blocks of `wanted` and goes.
 fn given(wanted: usize) {
-    let (delivery, cell) = Delivery::new(wanted);
+    let (delivery, cell) = BlockReceiver::new(wanted);
     let source = spawn(move || {
         for index in 0..2 {
             delivery.give(KvGroup::Full, index, Box::new([7_u8]));
@@ -212,7 +212,7 @@ impl LentBlock for Memory {
 
 /// A block is written in its place. The engine uses the memory when it hears that it is filled, or after it took it back.
 fn in_place(takes_back: bool) {
-    let (delivery, cell) = Delivery::new(1);
+    let (delivery, cell) = BlockReceiver::new(1);
     let used = Arc::new(UnsafeCell::new(()));
     delivery.add_place(KvGroup::Full, 0, Box::new(Memory { used: Arc::clone(&used), bytes: [0] }));
     let source = spawn(move || {
@@ -232,7 +232,7 @@ fn in_place(takes_back: bool) {
 
 /// The end is told once, whether the source asks before it or after.
 fn told() {
-    let (delivery, cell) = Delivery::new(1);
+    let (delivery, cell) = BlockReceiver::new(1);
     let (tell, heard) = std::sync::mpsc::channel();
     let source = spawn(move || delivery.on_end(move |imported| tell.send(imported).expect("heard")));
     cell.end(true);
@@ -274,7 +274,7 @@ fn faults_are_found() {
     assert!(finds(Seed::Right, 3, unlooked), "an engine that is never woken");
     let early = || {
         // Memory that is used while a source may write it.
-        let (delivery, cell) = Delivery::new(1);
+        let (delivery, cell) = BlockReceiver::new(1);
         let used = Arc::new(UnsafeCell::new(()));
         delivery.add_place(KvGroup::Full, 0, Box::new(Memory { used: Arc::clone(&used), bytes: [0] }));
         let source = spawn(move || {

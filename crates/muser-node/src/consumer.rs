@@ -8,7 +8,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use muser_engine::{Delivery, PrefixQuery, RestoreFailure};
+use muser_engine::{BlockReceiver, PrefixQuery, RestoreFailure};
 use muser_handoff::{
     Component, Facts, Fetch, FetchEnd, Fit, MAX_STAGES, Nonce, PeerState, Peers, Quote, Quoted, Reason,
     Series, Span, Wanted,
@@ -300,7 +300,7 @@ impl Consumer {
 /// A prompt on its way.
 impl Consumer {
     /// The engine has memory for the next blocks.
-    fn begin_stage(&mut self, id: JobId, wanted: Vec<Block>, delivery: Delivery) {
+    fn begin_stage(&mut self, id: JobId, wanted: Vec<Block>, delivery: BlockReceiver) {
         let Some(job) = self.jobs.get_mut(&id) else {
             delivery.fail(RestoreFailure::Store, None);
             return;

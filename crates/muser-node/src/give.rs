@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use muser_engine::{
-    Event, ExportError, PrefixOffer, PrefixOutlet, RequestError, SamplingParams, Submission, SubmitError,
+    Event, ExportError, PrefixExport, PrefixOutlet, RequestError, SamplingParams, Submission, SubmitError,
 };
 use muser_handoff::{Ended, Outlet, Plan, RESUMPTION, Reason};
 use muser_kv::{BLOCK_LEN, CacheScope, KvGroup};
@@ -31,7 +31,7 @@ pub(crate) struct Giving {
 enum Said {
     /// It begins to compute, and knows so many positions.
     Admitted(usize),
-    Grown(PrefixOffer),
+    Grown(PrefixExport),
     /// A block of the full group has been copied out, or not.
     Copied(u32, Vec<u8>, Result<(), ExportError>),
     /// The transfer is over.
@@ -67,7 +67,7 @@ impl Ahead {
         }
     }
 
-    fn ask(&mut self, offer: &PrefixOffer, say: &Sender<Said>) {
+    fn ask(&mut self, offer: &PrefixExport, say: &Sender<Said>) {
         let whole = offer.units().len() / BLOCK_LEN;
         while let Some(&block) = self.blocks.get(self.asked)
             && (block as usize) < whole
@@ -100,7 +100,7 @@ impl PrefixOutlet for Hearing {
         self.stages.iter().map(|&stage| stage as usize).find(|&stage| stage > computed)
     }
 
-    fn grown(&mut self, offer: PrefixOffer) {
+    fn grown(&mut self, offer: PrefixExport) {
         self.ahead.ask(&offer, &self.say);
         let _ = self.say.send(Said::Grown(offer));
     }
@@ -273,7 +273,7 @@ impl Gives {
     }
 
     /// Gives what has become final; `true` when all of it has been given.
-    fn grow(&mut self, offer: &PrefixOffer) -> Result<bool, Ended> {
+    fn grow(&mut self, offer: &PrefixExport) -> Result<bool, Ended> {
         let end = offer.units().len();
         let plan = Arc::clone(&self.plan);
         self.progress(end);
@@ -302,7 +302,7 @@ impl Gives {
         Ok(end == cut)
     }
 
-    fn give_block(&mut self, offer: &PrefixOffer, group: KvGroup, block: u32) -> Result<(), Ended> {
+    fn give_block(&mut self, offer: &PrefixExport, group: KvGroup, block: u32) -> Result<(), Ended> {
         let buffer = std::mem::take(&mut self.buffer);
         let (buffer, result) = offer.copy_out_blocking(group, block as usize, buffer);
         let given = self.give_bytes(group, block, &buffer, result);

@@ -5,7 +5,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use muser_engine::{Delivery, LocalPace};
+use muser_engine::{BlockReceiver, LocalPace};
 use muser_handoff::{FetchEnd, Fetching, Place, Series, Sink};
 use muser_kv::{BLOCK_LEN, CacheScope, KvGroup};
 
@@ -45,7 +45,7 @@ pub(crate) struct Job {
     pub(crate) priority: u8,
     pub(crate) landing: Arc<Landing>,
     /// The stage that the engine has memory for.
-    pub(crate) delivery: Option<Delivery>,
+    pub(crate) delivery: Option<BlockReceiver>,
     pub(crate) wanted: Vec<Block>,
     pub(crate) stage_end: u32,
     /// Positions known here before the stage.

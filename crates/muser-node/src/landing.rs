@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use muser_engine::{BlockPlace, Delivery};
+use muser_engine::{BlockPlace, BlockReceiver};
 use muser_handoff::{Component, Place, Planes};
 use muser_kv::{BLOCK_LEN, KvGroup};
 
@@ -38,7 +38,7 @@ struct State {
     blocks: HashMap<Block, Arc<Mutex<Option<Memory>>>>,
     early: Vec<(Place, Box<[u8]>)>,
     early_bytes: usize,
-    delivery: Option<Delivery>,
+    delivery: Option<BlockReceiver>,
     closed: bool,
 }
 
@@ -66,7 +66,7 @@ impl Landing {
         wanted: &[Block],
         unfinished: Option<usize>,
         with_draft: bool,
-        delivery: &Delivery,
+        delivery: &BlockReceiver,
     ) {
         let mut state = self.lock();
         for &(group, index) in wanted {

@@ -1,6 +1,6 @@
 //! The engine's side of hand-off: a prompt is read on another node, and goes on here bit for bit.
 //!
-//! [`NodeSource`] is a [`muser_engine::PrefixSource`]. For a prompt that memory does not know it asks the nodes that fit how
+//! [`NodeSource`] is a [`muser_engine::KvConnector`]. For a prompt that memory does not know it asks the nodes that fit how
 //! soon they would have read it (hashes and counts, no ids), compares that with computing here, and fetches from the soonest.
 //! What arrives is written into the engine's reserved memory, and becomes known a stage at a time when the giving node has
 //! bound it. Whatever goes wrong ends in the same series of chunks being asked for again, there or elsewhere, or in the prompt

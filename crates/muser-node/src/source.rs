@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use muser_engine::{PrefixOffer, PrefixQuery, PrefixSource};
+use muser_engine::{KvConnector, PrefixExport, PrefixQuery};
 use muser_handoff::{Facts, Peers};
 
 use crate::consumer::Consumer;
@@ -51,12 +51,12 @@ impl NodeSource {
     }
 }
 
-impl PrefixSource for NodeSource {
+impl KvConnector for NodeSource {
     fn look_up(&mut self, query: PrefixQuery) {
         let _ = self.tell.send(Told::Asked(query));
     }
 
-    fn offer(&mut self, offer: PrefixOffer) {
+    fn offer(&mut self, offer: PrefixExport) {
         drop(offer);
     }
 }

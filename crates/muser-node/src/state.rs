@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, PoisonError};
 
-use muser_engine::{EngineHandle, Event, PrefixOffer, PrefixOutlet, Request, SamplingParams};
+use muser_engine::{EngineHandle, Event, PrefixExport, PrefixOutlet, Request, SamplingParams};
 use muser_handoff::{Place, Planes};
 use muser_kv::{CacheScope, KvGroup};
 
@@ -12,7 +12,7 @@ use crate::landing::Block;
 
 enum Said {
     Admitted(usize),
-    Grown(PrefixOffer),
+    Grown(PrefixExport),
 }
 
 struct Hearing(Mutex<Sender<Said>>);
@@ -28,7 +28,7 @@ impl PrefixOutlet for Hearing {
         self.say(Said::Admitted(known));
     }
 
-    fn grown(&mut self, offer: PrefixOffer) {
+    fn grown(&mut self, offer: PrefixExport) {
         self.say(Said::Grown(offer));
     }
 }

@@ -5,7 +5,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use muser_engine::{Delivery, PrefixQuery, StoredPrefix};
+use muser_engine::{BlockReceiver, PrefixQuery, StoredPrefix};
 use muser_handoff::{FetchEnd, Quoted, Series};
 use muser_kv::{BLOCK_LEN, KvGroup};
 
@@ -27,7 +27,7 @@ pub(crate) enum Told {
     Fetch {
         job: JobId,
         wanted: Vec<Block>,
-        delivery: Delivery,
+        delivery: BlockReceiver,
     },
     /// The engine's end of a stage.
     StageEnded {
@@ -98,7 +98,7 @@ impl StoredPrefix for HandedPrefix {
         self.positions
     }
 
-    fn fetch(&self, wanted: Vec<(KvGroup, usize)>, delivery: Delivery) {
+    fn fetch(&self, wanted: Vec<(KvGroup, usize)>, delivery: BlockReceiver) {
         self.tell(Told::Fetch { job: self.job, wanted, delivery });
     }
 }

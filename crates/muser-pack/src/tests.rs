@@ -401,7 +401,7 @@ fn the_status_page_is_complete_and_names_tests_that_exist() {
     let mut sources = String::new();
     let mut left: Vec<_> = [
         "muser-pack",
-        "muser-prefix",
+        "muser-kv-connector",
         "muser-engine",
         "muser-handoff",
         "muser-kv",

@@ -7,8 +7,8 @@ use muser_text::{TextError, normalise_messages, normalise_tools};
 use serde_json::{Map, Value, json};
 
 use crate::error::ApiError;
+use crate::generation_params::{Conversation, ToolChoice};
 use crate::pictures;
-use crate::work::{Conversation, ToolChoice};
 
 /// A fault of the text side as an answer: the client's faults are 400 and name the field, the model file's are ours.
 pub fn text_fault(fault: &TextError) -> ApiError {

@@ -14,17 +14,17 @@ use serde_json::Value;
 
 use crate::conversation::{sentence, text_fault};
 use crate::error::ApiError;
+use crate::generation_params::{Conversation, GenerationParams, Prompt, ResponseFormat, ToolChoice};
 use crate::masks::MaskedTurn;
 use crate::notice::Notice;
 use crate::text::TextPipeline;
-use crate::work::{Conversation, Form, Prompt, ToolChoice, Work};
 use crate::work_room::still_wanted;
 
 /// The constraint for `work`, if it asks for one, and what of its tools is not kept. `limit`: where the output
 /// is cut off.
 pub(crate) fn constraint(
     text: &TextPipeline,
-    work: &Work,
+    work: &GenerationParams,
     options: &OutputOptions,
     limit: usize,
 ) -> Result<(Option<ConstraintFactory>, Notice), ApiError> {
@@ -49,7 +49,7 @@ pub(crate) fn constraint(
 }
 
 /// A fault of a form or of a tool's schema as an answer that names the place, as [`crate::places::Places`] takes it.
-fn form_fault(fault: &TextError, work: &Work) -> ApiError {
+fn form_fault(fault: &TextError, work: &GenerationParams) -> ApiError {
     match fault {
         TextError::Schema { tool: Some(tool), path, what } => {
             let field = schema_field(work, tool, path);
@@ -66,7 +66,7 @@ fn form_fault(fault: &TextError, work: &Work) -> ApiError {
 }
 
 /// Where a place of a tool's schema is, as [`crate::places::Places`] takes it.
-fn schema_field(work: &Work, tool: &str, path: &str) -> String {
+fn schema_field(work: &GenerationParams, tool: &str, path: &str) -> String {
     let Prompt::Chat(conversation) = &work.prompt else { return "tools".into() };
     match conversation.tool_names().position(|name| name == tool) {
         Some(index) => joined(&format!("tools[{index}].function.parameters"), path),
@@ -78,14 +78,14 @@ fn joined(field: &str, path: &str) -> String {
     if path.is_empty() { field.to_owned() } else { format!("{field}.{path}") }
 }
 
-fn rules(work: &Work, options: &OutputOptions, limit: usize) -> Option<TurnRules> {
+fn rules(work: &GenerationParams, options: &OutputOptions, limit: usize) -> Option<TurnRules> {
     let answer = match &work.form {
-        Form::Free => AnswerRule::Free,
-        Form::JsonObject => AnswerRule::Grammar(Grammar::JsonObject),
-        Form::JsonSchema(schema) => AnswerRule::Grammar(Grammar::JsonSchema(schema.clone())),
-        Form::Grammar(grammar) => AnswerRule::Grammar(notation(grammar)),
-        Form::Regex(pattern) => AnswerRule::Grammar(Grammar::Regex(pattern.clone())),
-        Form::Choice(choices) => AnswerRule::Grammar(Grammar::Choice(choices.clone())),
+        ResponseFormat::Free => AnswerRule::Free,
+        ResponseFormat::JsonObject => AnswerRule::Grammar(Grammar::JsonObject),
+        ResponseFormat::JsonSchema(schema) => AnswerRule::Grammar(Grammar::JsonSchema(schema.clone())),
+        ResponseFormat::Grammar(grammar) => AnswerRule::Grammar(notation(grammar)),
+        ResponseFormat::Regex(pattern) => AnswerRule::Grammar(Grammar::Regex(pattern.clone())),
+        ResponseFormat::Choice(choices) => AnswerRule::Grammar(Grammar::Choice(choices.clone())),
     };
     let asked = match &work.prompt {
         Prompt::Chat(conversation) => Some(conversation.as_ref()),
@@ -121,7 +121,11 @@ fn callable(conversation: &Conversation) -> Vec<Value> {
 }
 
 /// The constraint for a text of at least some tokens, if that is all that is asked for.
-fn at_least(text: &TextPipeline, work: &Work, options: &OutputOptions) -> Option<ConstraintFactory> {
+fn at_least(
+    text: &TextPipeline,
+    work: &GenerationParams,
+    options: &OutputOptions,
+) -> Option<ConstraintFactory> {
     let (left, ends) = (work.min_tokens, text.ending_ids(options));
     if left == 0 {
         return None;
@@ -174,28 +178,28 @@ mod tests {
     use crate::conversation::conversation;
     use serde_json::json;
 
-    fn rules_for(choice: ToolChoice, form: Form) -> Option<TurnRules> {
+    fn rules_for(choice: ToolChoice, form: ResponseFormat) -> Option<TurnRules> {
         let tools = ["f", "g"].map(|name| json!({"function": {"name": name}}));
         let messages = [json!({"role": "user", "content": "a"})];
         let conversation = conversation(&messages, &tools, choice).expect("valid");
-        let mut work = Work::new(Prompt::Chat(Box::new(conversation)));
+        let mut work = GenerationParams::new(Prompt::Chat(Box::new(conversation)));
         work.form = form;
         rules(&work, &OutputOptions { mode: OutputMode::Chat, ..OutputOptions::default() }, 100)
     }
 
     #[test]
     fn a_choice_of_tools_decides_who_may_be_called() {
-        let auto = rules_for(ToolChoice::Auto, Form::Free).expect("rules");
+        let auto = rules_for(ToolChoice::Auto, ResponseFormat::Free).expect("rules");
         assert_eq!((auto.tools.len(), auto.answer), (2, AnswerRule::Free));
-        let required = rules_for(ToolChoice::Required, Form::Free).expect("rules");
+        let required = rules_for(ToolChoice::Required, ResponseFormat::Free).expect("rules");
         assert_eq!((required.tools.len(), required.answer), (2, AnswerRule::Forbidden));
-        let named = rules_for(ToolChoice::Named("g".into()), Form::Free).expect("rules");
+        let named = rules_for(ToolChoice::Named("g".into()), ResponseFormat::Free).expect("rules");
         assert_eq!(named.tools[0]["function"]["name"], "g");
         assert_eq!(named.tools.len(), 1);
-        let none = rules_for(ToolChoice::None, Form::Free).expect("rules");
+        let none = rules_for(ToolChoice::None, ResponseFormat::Free).expect("rules");
         assert_eq!((none.tools.len(), none.answer), (0, AnswerRule::Free));
         assert_eq!(none.max_tokens, Some(100));
-        let json = rules_for(ToolChoice::None, Form::JsonObject).expect("rules");
+        let json = rules_for(ToolChoice::None, ResponseFormat::JsonObject).expect("rules");
         assert_eq!(json.answer, AnswerRule::Grammar(Grammar::JsonObject));
     }
 
@@ -214,10 +218,10 @@ mod tests {
     fn faults_name_the_place_in_the_request() {
         let tools = [json!({"type": "function", "function": {"name": "f"}}), json!({"name": "g"})];
         let messages = [json!({"role": "user", "content": "a"})];
-        let mut work = Work::new(Prompt::Chat(Box::new(
+        let mut work = GenerationParams::new(Prompt::Chat(Box::new(
             conversation(&messages, &tools, ToolChoice::Auto).expect("valid"),
         )));
-        let check = |work: &Work, tool: Option<&str>, path: &str, expected: (&str, &str)| {
+        let check = |work: &GenerationParams, tool: Option<&str>, path: &str, expected: (&str, &str)| {
             let fault = TextError::Schema {
                 tool: tool.map(str::to_owned),
                 path: path.into(),

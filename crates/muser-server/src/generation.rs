@@ -22,13 +22,13 @@ use crate::app::{App, Loaded};
 use crate::backend::EventStream;
 use crate::error::ApiError;
 use crate::form;
+use crate::generation_params::{GenerationParams, Prompt};
 use crate::metrics::ChoiceClock;
 use crate::notice::Notice;
 use crate::owner::Owner;
 use crate::params::drawn_seed;
 use crate::places::Places;
 use crate::text::TextPipeline;
-use crate::work::{Prompt, Work};
 use crate::work_room::compute;
 pub(crate) use crate::work_room::run_blocking;
 
@@ -84,7 +84,7 @@ impl Generation {
     pub async fn start(
         app: &App,
         loaded: &Arc<Loaded>,
-        work: Work,
+        work: GenerationParams,
         arrived: Instant,
     ) -> Result<Self, ApiError> {
         let places = work.places.clone();
@@ -94,7 +94,7 @@ impl Generation {
     async fn begin(
         app: &App,
         loaded: &Arc<Loaded>,
-        mut work: Work,
+        mut work: GenerationParams,
         arrived: Instant,
     ) -> Result<Self, ApiError> {
         work.context_shift.get_or_insert(app.config.context_shift);
@@ -420,7 +420,12 @@ struct Prepared {
     narrowed_by: String,
 }
 
-fn prepare(loaded: &Loaded, work: Work, seed: u64, max_tokens: Option<u32>) -> Result<Prepared, ApiError> {
+fn prepare(
+    loaded: &Loaded,
+    work: GenerationParams,
+    seed: u64,
+    max_tokens: Option<u32>,
+) -> Result<Prepared, ApiError> {
     let (text, context) = (&loaded.text, loaded.facts.context_tokens);
     let found = text.places(&work.prompt)?;
     let ids = &found.ids;
@@ -475,7 +480,7 @@ fn image_tokens(loaded: &Loaded, request: &Request) -> u32 {
 }
 
 /// Ids that the model does not have are named by the field they came in.
-fn check_ids(work: &Work, vocabulary: usize) -> Result<(), ApiError> {
+fn check_ids(work: &GenerationParams, vocabulary: usize) -> Result<(), ApiError> {
     let unknown = |field: &str, id: u32| {
         ApiError::field(field, format!("Token id {id} is outside the model's vocabulary of {vocabulary}"))
     };
@@ -489,11 +494,11 @@ fn check_ids(work: &Work, vocabulary: usize) -> Result<(), ApiError> {
 }
 
 /// The field that narrows most what may be written, as [`Places`] takes it.
-fn narrowed_by(work: &Work) -> String {
+fn narrowed_by(work: &GenerationParams) -> String {
     let has_tools = matches!(&work.prompt, Prompt::Chat(conversation) if !conversation.tools.is_empty());
     if !work.sampling.logit_bias.is_empty() {
         "logit_bias".into()
-    } else if work.form != crate::work::Form::Free {
+    } else if work.form != crate::generation_params::ResponseFormat::Free {
         "response_format".into()
     } else if has_tools {
         "tools".into()
@@ -528,7 +533,7 @@ fn is_text(text: &TextPipeline, id: u32) -> bool {
 }
 
 /// The number of tokens of a prompt.
-pub async fn count_prompt(loaded: &Arc<Loaded>, work: Work) -> Result<usize, ApiError> {
+pub async fn count_prompt(loaded: &Arc<Loaded>, work: GenerationParams) -> Result<usize, ApiError> {
     let loaded = Arc::clone(loaded);
     compute(move || {
         let counted = loaded.text.prompt_ids(&work.prompt).map(|ids| ids.len());

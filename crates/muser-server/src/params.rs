@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::error::ApiError;
 use crate::fields::{self, Body, COUNT, Field, INTEGER, Kind, whole};
-use crate::work::{Form, Work};
+use crate::generation_params::{GenerationParams, ResponseFormat};
 
 /// Presence and frequency penalties. Beyond these bounds sums of logits are no numbers any more.
 pub const PENALTY: Kind = Kind::Number { min: -1000.0, max: 1000.0 };
@@ -217,7 +217,7 @@ fn logit_bias(body: Body<'_>) -> Result<Vec<(u32, f32)>, ApiError> {
 }
 
 /// What the shared fields say about where the text ends, about its rank, and about the cache.
-pub fn endings(body: Body<'_>, work: &mut Work) -> Result<(), ApiError> {
+pub fn endings(body: Body<'_>, work: &mut GenerationParams) -> Result<(), ApiError> {
     work.stops = stops(body, "stop")?;
     let ids = body.list("stop_token_ids").unwrap_or_default();
     work.stop_ids = ids.iter().filter_map(|id| whole(id)?.try_into().ok()).collect();
@@ -233,13 +233,13 @@ pub fn endings(body: Body<'_>, work: &mut Work) -> Result<(), ApiError> {
 }
 
 /// A form that must be complete, or a call, cannot be made to go on.
-pub fn check_endings(work: &Work, has_tools: bool) -> Result<(), ApiError> {
+pub fn check_endings(work: &GenerationParams, has_tools: bool) -> Result<(), ApiError> {
     let field = match (work.ignore_end, work.min_tokens) {
         (true, _) => "ignore_eos",
         (false, 1..) => "min_tokens",
         (false, 0) => return Ok(()),
     };
-    if has_tools || work.form != Form::Free {
+    if has_tools || work.form != ResponseFormat::Free {
         return Err(ApiError::unsupported(
             field,
             format!("'{field}' together with tools or a form of the answer is not supported"),

@@ -7,15 +7,18 @@ use serde_json::Value;
 use crate::app::Loaded;
 use crate::error::ApiError;
 use crate::generation::run_blocking;
+use crate::generation_params::{Conversation, GenerationParams, Prompt};
 use crate::text::TextPipeline;
-use crate::work::{Conversation, Prompt, Work};
 
 /// Output tokens that are kept free when the request names no limit.
 const ROOM: usize = 1024;
 
 /// The work with as many of its oldest turns left out as must be. The system message and the newest turn stay; if those
 /// alone do not fit, it is for the engine to say so.
-pub(crate) async fn to_fit(loaded: &Arc<Loaded>, mut work: Work) -> Result<Work, ApiError> {
+pub(crate) async fn to_fit(
+    loaded: &Arc<Loaded>,
+    mut work: GenerationParams,
+) -> Result<GenerationParams, ApiError> {
     let loaded = Arc::clone(loaded);
     run_blocking(move || {
         let context = loaded.facts.context_tokens;

@@ -13,8 +13,8 @@ use serde_json::Value;
 
 use crate::conversation::{text_fault, without_pictures};
 use crate::error::{ApiError, ServerError};
+use crate::generation_params::{Conversation, Prompt, PromptPart};
 use crate::pictures::{Picture, Pictures};
-use crate::work::{Conversation, Prompt, PromptPart};
 
 /// Role of the messages that begin a turn.
 const USER: &str = "user";

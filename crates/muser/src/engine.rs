@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use muser_backend::Executor;
-use muser_engine::{Engine, EngineConfig, EngineHandle, PrefixSource, parallel_that_fits};
+use muser_engine::{Engine, EngineConfig, EngineHandle, KvConnector, parallel_that_fits};
+use muser_kv_connector::PackUse;
 use muser_model::Model;
-use muser_prefix::PackUse;
 
 use crate::cli::{DEFAULT_CONTEXT, DraftArgs, ModelArgs, PackStoreArgs, Parallel, ProjectorArgs};
 use crate::draft;
@@ -115,7 +115,7 @@ pub fn start(
         (None, Some(_)) if info.prompt_rows == 0 => CARD_ITL_TARGET,
         (None, _) => config.mixed_step,
     };
-    let (mut prefixes, mut packs): (Option<Box<dyn PrefixSource>>, _) = (None, None);
+    let (mut prefixes, mut packs): (Option<Box<dyn KvConnector>>, _) = (None, None);
     if let Some((folder, args)) = parts.packs {
         let opened = packs::open(&folder, args, model, draft.draft.as_ref(), executor.info(), console)?;
         (prefixes, packs) = (Some(opened.source), Some(opened.handle));

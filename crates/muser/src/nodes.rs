@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use muser_backend::ExecutorInfo;
-use muser_engine::{EngineHandle, PrefixSource, Sources};
+use muser_engine::{EngineHandle, KvConnector, Sources};
 use muser_handoff::{Node, NodeConfig, PeerState, Peers as _, Serving, known_names};
+use muser_kv_connector::{identity_of, weights_root, without_draft};
 use muser_model::{Draft, Model};
 use muser_node::{
     Auditor, NodeOptions, NodeSource, NodeUse, NotServing, Producer, ProducerOptions, facts as facts_of,
 };
 use muser_pack::{FingerprintCache, KeyFile};
-use muser_prefix::{identity_of, weights_root, without_draft};
 use muser_server::dashboard::NodePart;
 
 use crate::env_vars;
@@ -80,9 +80,9 @@ pub fn open(
     draft: Option<&Draft>,
     info: &ExecutorInfo,
     context: usize,
-    prefixes: Option<Box<dyn PrefixSource>>,
+    prefixes: Option<Box<dyn KvConnector>>,
     console: &Console,
-) -> anyhow::Result<(Option<Box<dyn PrefixSource>>, Nodes)> {
+) -> anyhow::Result<(Option<Box<dyn KvConnector>>, Nodes)> {
     let home = env_vars::muser_home()
         .ok_or_else(|| anyhow::anyhow!("no home folder is known"))
         .hint("nodes are kept in MUSER_HOME")?;
@@ -125,7 +125,7 @@ pub fn open(
     let (source, handle) = NodeSource::start(peers, nodes.facts.clone(), options)?;
     nodes.handle = Some(handle);
     nodes.wait_for_one();
-    let source: Box<dyn PrefixSource> = match prefixes {
+    let source: Box<dyn KvConnector> = match prefixes {
         Some(packs) => Box::new(Sources::new(packs, Box::new(source))),
         None => Box::new(source),
     };

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use muser_backend::ExecutorInfo;
-use muser_engine::PrefixSource;
+use muser_engine::KvConnector;
+use muser_kv_connector::{PackOptions, PackSource, PackUse, WeightsFiles, identity_of, weights_root};
 use muser_model::{Draft, Model};
 use muser_pack::store::open_place;
 use muser_pack::{FingerprintCache, KeyFile, KeyRing, Library, LibraryOptions};
-use muser_prefix::{PackOptions, PackSource, PackUse, WeightsFiles, identity_of, weights_root};
 
 use crate::cli::PackStoreArgs;
 use crate::env_vars;
@@ -75,7 +75,7 @@ pub fn open_library(folder: &PackFolder, args: &PackStoreArgs) -> anyhow::Result
 /// What an engine needs to work with packs.
 pub struct Packs {
     /// For [`muser_engine::Engine::spawn_with`].
-    pub source: Box<dyn PrefixSource>,
+    pub source: Box<dyn KvConnector>,
     /// For [`muser_engine::EngineConfig::identity`].
     pub identity: Vec<u8>,
     /// The handle.

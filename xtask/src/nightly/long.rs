@@ -37,16 +37,16 @@ pub(super) const PROOFS: &[Proof] = &[
         name: "long-prefix",
         what: "exact continuation, faults, pictures, memory of prefixes from packs",
         runs: &[
-            ("muser-prefix", "exact", &[]),
-            ("muser-prefix", "faults", &[]),
-            ("muser-prefix", "memory", &[]),
-            ("muser-prefix", "pictures", &[]),
+            ("muser-kv-connector", "exact", &[]),
+            ("muser-kv-connector", "faults", &[]),
+            ("muser-kv-connector", "memory", &[]),
+            ("muser-kv-connector", "pictures", &[]),
         ],
     },
     Proof {
         name: "long-restarts",
         what: "restarts with and without a draft",
-        runs: &[("muser-prefix", "restarts", &[])],
+        runs: &[("muser-kv-connector", "restarts", &[])],
     },
     Proof {
         name: "long-engine",

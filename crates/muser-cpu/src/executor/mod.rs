@@ -42,7 +42,7 @@ use kv::KvStore;
 use plan::Plan;
 use rows::{RowPlace, check_scores};
 use scratch::{ThreadScratch, thread_scratch};
-use step::{Cut, StepContext};
+use step::{Cut, StepJob};
 use tower::Tower;
 
 /// The numeric route with KV in f16; with digits it is [`numeric_route`].
@@ -275,7 +275,7 @@ impl CpuExecutor {
         self.prepare_draft(batch);
         let drafter = self.drafter.as_mut().filter(|_| batch.wants_draft_context());
         let extend = drafter.map(Drafter::extend);
-        let context = StepContext {
+        let context = StepJob {
             model: &self.model,
             weights: &self.weights,
             kernels: self.kernels,

@@ -23,7 +23,7 @@ use crate::pool::{Broken, Worker};
 use crate::weights::Weights;
 
 /// Everything that a step reads and writes.
-pub(crate) struct StepContext<'a> {
+pub(crate) struct StepJob<'a> {
     pub(crate) model: &'a Model,
     pub(crate) weights: &'a Weights,
     pub(crate) kernels: &'static Kernels,
@@ -63,9 +63,9 @@ impl<'a> Cut<'a> {
 }
 
 // SAFETY: the pointers are to buffers that outlive the step; phases write disjoint items between barriers.
-unsafe impl Sync for StepContext<'_> {}
+unsafe impl Sync for StepJob<'_> {}
 
-impl StepContext<'_> {
+impl StepJob<'_> {
     /// What each thread runs.
     pub(crate) fn run(&self, worker: &Worker<'_>) -> Result<(), Broken> {
         // SAFETY: every thread has an index of its own.

@@ -431,7 +431,12 @@ fn propose(
             mask.clear();
             constraint.mask(mask)
         });
-        Sampler::shape(&task.sampling, sequence.rules.counts.as_ref(), masked.then_some(&*mask), row);
+        Sampler::apply_processors(
+            &task.sampling,
+            sequence.rules.counts.as_ref(),
+            masked.then_some(&*mask),
+            row,
+        );
         let key = DrawKey {
             seed: task.seed,
             index: sequence.index,

@@ -16,7 +16,7 @@ use muser_kv::{
 use pins::Pins;
 
 use crate::{
-    prefix::{Delivery, Fetching, FoundPrefix, PrefixQuery, QueryTerms, Restoring, StoreLookup},
+    prefix::{BlockReceiver, Fetching, FoundPrefix, PrefixQuery, QueryTerms, Restoring, StoreLookup},
     sequence::{Blocks, Sequence},
     slots::Slots,
 };
@@ -336,7 +336,7 @@ impl Memory {
         let Ok(import) = self.kv.begin_import_of(scope, &units[..end]) else { return Begun::NoMemory };
         let prefix = std::sync::Arc::clone(&found.prefix);
         self.note_evictions(moves);
-        let (delivery, cell) = Delivery::new(import.blocks().count());
+        let (delivery, cell) = BlockReceiver::new(import.blocks().count());
         let restoring = Restoring::new(import, cell, known, now);
         let mut wanted = Vec::with_capacity(restoring.missing().len());
         for block in restoring.missing() {

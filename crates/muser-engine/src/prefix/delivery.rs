@@ -38,7 +38,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// The engine's memory for one block, to be filled by the source. Nobody sees the block before it is handed back with
-/// [`Delivery::filled`].
+/// [`BlockReceiver::filled`].
 pub struct BlockPlace {
     group: KvGroup,
     index: usize,
@@ -150,9 +150,9 @@ impl Drop for Closing {
 
 /// The source's end of a fetch. Clones may be used on several threads.
 #[derive(Clone)]
-pub struct Delivery(Arc<Closing>);
+pub struct BlockReceiver(Arc<Closing>);
 
-impl Delivery {
+impl BlockReceiver {
     pub(crate) fn new(blocks: usize) -> (Self, Arc<DeliveryCell>) {
         let cell = Arc::new(DeliveryCell {
             arrived: SegQueue::new(),
@@ -174,7 +174,7 @@ impl Delivery {
         self.0.0.cancelled.load(Ordering::Relaxed)
     }
 
-    /// The flag behind [`Delivery::is_cancelled`], for readers that look at one.
+    /// The flag behind [`BlockReceiver::is_cancelled`], for readers that look at one.
     pub fn cancel_flag(&self) -> &AtomicBool {
         &self.0.0.cancelled
     }
@@ -216,7 +216,7 @@ impl Delivery {
         Some(place)
     }
 
-    /// Hands back a block whose every byte has been written. The caller vouches for the bytes as in [`Delivery::give`].
+    /// Hands back a block whose every byte has been written. The caller vouches for the bytes as in [`BlockReceiver::give`].
     pub fn filled(&self, place: BlockPlace) {
         let BlockPlace { group, index, loan } = place;
         if lock(&loan).take().is_none() {
@@ -248,8 +248,8 @@ impl Delivery {
     }
 }
 
-impl std::fmt::Debug for Delivery {
+impl std::fmt::Debug for BlockReceiver {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Delivery").field("cancelled", &self.is_cancelled()).finish_non_exhaustive()
+        f.debug_struct("BlockReceiver").field("cancelled", &self.is_cancelled()).finish_non_exhaustive()
     }
 }

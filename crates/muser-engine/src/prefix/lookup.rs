@@ -9,7 +9,7 @@ use muser_kv::{Import, ImportBlock, KvGroup, PositionKey};
 use smallvec::SmallVec;
 
 use super::{
-    Delivery, Found, RestoreFailure, StoredPrefix,
+    BlockReceiver, Found, RestoreFailure, StoredPrefix,
     delivery::{Delivered, DeliveryCell, Failed},
     query::QueryCell,
 };
@@ -218,7 +218,7 @@ impl Drop for Restoring {
 pub(crate) struct Fetching {
     pub(crate) prefix: Arc<dyn StoredPrefix>,
     pub(crate) wanted: Vec<ImportBlock>,
-    pub(crate) delivery: Delivery,
+    pub(crate) delivery: BlockReceiver,
 }
 
 /// What of a sequence has been offered to the source.

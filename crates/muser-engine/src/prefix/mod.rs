@@ -1,6 +1,6 @@
 //! Prefixes that outlive the engine's memory: the door to packs and peers.
 //!
-//! The engine knows no files, keys or networks. A [`PrefixSource`] is told of every prompt that memory does not know to
+//! The engine knows no files, keys or networks. A [`KvConnector`] is told of every prompt that memory does not know to
 //! its end, and of every prefix that has been computed. What it gives back arrives block by block in memory that nobody can
 //! see; when the last block is there the prefix becomes known, and the scheduler just sees a longer one. When anything
 //! goes wrong on the way, the prompt is computed: nobody but the clock notices.
@@ -8,9 +8,9 @@
 //! Three conversations, each an object whose loss is an answer too:
 //!
 //! - [`PrefixQuery`]: how far could this prompt be had? Unanswered in time means not at all.
-//! - [`Delivery`]: the blocks that the engine wants. Dropped early means failure; [`Delivery::is_cancelled`] says that
+//! - [`BlockReceiver`]: the blocks that the engine wants. Dropped early means failure; [`BlockReceiver::is_cancelled`] says that
 //!   the engine no longer waits.
-//! - [`PrefixOffer`]: a prefix is final; its blocks can be copied out one at a time, between steps. They are held until
+//! - [`PrefixExport`]: a prefix is final; its blocks can be copied out one at a time, between steps. They are held until
 //!   the offer is dropped, or until sequences need the memory.
 //!
 //! A prefix may still be growing where it is ([`StoredPrefix::stop_after`]), and sources may stand one behind the other
@@ -25,9 +25,9 @@ mod query;
 mod sources;
 mod transfers;
 
-pub use delivery::{BlockBytes, BlockPlace, Delivery};
+pub use delivery::{BlockBytes, BlockPlace, BlockReceiver};
 pub(crate) use lookup::{Fetching, FoundPrefix, Offered, Restoring, StoreLookup, Waiting};
-pub use offer::{ExportError, PrefixOffer};
+pub use offer::{ExportError, PrefixExport};
 pub(crate) use outlet::Outlet;
 pub use outlet::PrefixOutlet;
 pub use pace::LocalPace;
@@ -44,12 +44,12 @@ use muser_kv::KvGroup;
 ///
 /// Both methods are called on the engine's thread between steps and return at once: reading, hashing and waiting happen on
 /// other threads.
-pub trait PrefixSource: Send {
+pub trait KvConnector: Send {
     /// A prompt waits for a place, and memory does not know all of it.
     fn look_up(&mut self, query: PrefixQuery);
 
     /// A prefix has been computed and may be copied.
-    fn offer(&mut self, offer: PrefixOffer);
+    fn offer(&mut self, offer: PrefixExport);
 }
 
 /// A prefix that a source has found, as far as its blocks go.
@@ -78,7 +78,7 @@ pub trait StoredPrefix: Send + Sync {
 
     /// Begins to fetch blocks (by group and index) and returns at once. They are delivered in any order, from any thread,
     /// and only after they have been proven to be what was stored for this very prefix.
-    fn fetch(&self, wanted: Vec<(KvGroup, usize)>, delivery: Delivery);
+    fn fetch(&self, wanted: Vec<(KvGroup, usize)>, delivery: BlockReceiver);
 }
 
 /// Found (or not): what a source answers.

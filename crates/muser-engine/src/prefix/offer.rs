@@ -75,7 +75,7 @@ impl ExportQueue {
 
 /// A computed prefix. Its rows never change again, and they are held in memory while the offer lives, unless
 /// sequences need their place.
-pub struct PrefixOffer {
+pub struct PrefixExport {
     scope: CacheScope,
     units: Vec<PositionKey>,
     sliding: Vec<bool>,
@@ -84,7 +84,7 @@ pub struct PrefixOffer {
     engine: Thread,
 }
 
-impl PrefixOffer {
+impl PrefixExport {
     pub(crate) fn new(
         scope: CacheScope,
         units: Vec<PositionKey>,
@@ -144,7 +144,7 @@ impl PrefixOffer {
         }
     }
 
-    /// [`PrefixOffer::copy_out`] for a thread that may wait. Never call it on the engine's thread.
+    /// [`PrefixExport::copy_out`] for a thread that may wait. Never call it on the engine's thread.
     pub fn copy_out_blocking(
         &self,
         group: KvGroup,
@@ -159,7 +159,7 @@ impl PrefixOffer {
     }
 }
 
-impl Drop for PrefixOffer {
+impl Drop for PrefixExport {
     fn drop(&mut self) {
         if let Some(exports) = self.exports.upgrade() {
             exports.push(ExportWork::Release { hold: self.hold }, &self.engine);
@@ -167,9 +167,9 @@ impl Drop for PrefixOffer {
     }
 }
 
-impl std::fmt::Debug for PrefixOffer {
+impl std::fmt::Debug for PrefixExport {
     // No ids: offers end up in logs.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PrefixOffer").field("blocks", &self.blocks()).finish_non_exhaustive()
+        f.debug_struct("PrefixExport").field("blocks", &self.blocks()).finish_non_exhaustive()
     }
 }

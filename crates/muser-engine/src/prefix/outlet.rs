@@ -1,6 +1,6 @@
 //! A prompt that is given away while it is computed.
 
-use super::PrefixOffer;
+use super::PrefixExport;
 
 /// Hears how far a request's prompt has become final, so that its blocks can leave while later rows are computed.
 ///
@@ -20,7 +20,7 @@ pub trait PrefixOutlet: Send {
 
     /// The positions of `offer` are final, more than at the last call: at admission those that memory knew, then after each
     /// step. Its last block may be unfinished. Sliding blocks are part of it where a step was to end, and at the prompt's end. The blocks are held until the offer is dropped, or sequences need the memory.
-    fn grown(&mut self, offer: PrefixOffer);
+    fn grown(&mut self, offer: PrefixExport);
 }
 
 /// A sequence's outlet, and what it has been told.

@@ -4,25 +4,25 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use muser_kv::{BLOCK_LEN, KvGroup};
 
-use super::{Delivery, Found, PrefixOffer, PrefixQuery, PrefixSource, StoredPrefix};
+use super::{BlockReceiver, Found, KvConnector, PrefixExport, PrefixQuery, StoredPrefix};
 
 /// Sources in the order in which they are asked: the nearest first, such as packs and then peers. What the first has is fetched
 /// as a stage of its own, so that a failure of the second costs only what the second was to bring. Prefixes are offered to
 /// the first alone.
 pub struct Sources {
-    first: Box<dyn PrefixSource>,
+    first: Box<dyn KvConnector>,
     /// Asked on whatever thread the first one answers.
-    second: Arc<Mutex<Box<dyn PrefixSource>>>,
+    second: Arc<Mutex<Box<dyn KvConnector>>>,
 }
 
 impl Sources {
     /// `first`, and `second` for what lies behind it.
-    pub fn new(first: Box<dyn PrefixSource>, second: Box<dyn PrefixSource>) -> Self {
+    pub fn new(first: Box<dyn KvConnector>, second: Box<dyn KvConnector>) -> Self {
         Self { first, second: Arc::new(Mutex::new(second)) }
     }
 }
 
-impl PrefixSource for Sources {
+impl KvConnector for Sources {
     fn look_up(&mut self, query: PrefixQuery) {
         let second = Arc::clone(&self.second);
         let query = query.before(move |query, first: Found| {
@@ -47,7 +47,7 @@ impl PrefixSource for Sources {
         self.first.look_up(query);
     }
 
-    fn offer(&mut self, offer: PrefixOffer) {
+    fn offer(&mut self, offer: PrefixExport) {
         self.first.offer(offer);
     }
 }
@@ -77,7 +77,7 @@ impl StoredPrefix for Both {
         self.reach.max(self.second.alone())
     }
 
-    fn fetch(&self, wanted: Vec<(KvGroup, usize)>, delivery: Delivery) {
+    fn fetch(&self, wanted: Vec<(KvGroup, usize)>, delivery: BlockReceiver) {
         // An unfinished block is the second's. Of whole ones the nearer source's is taken where both have one.
         let unfinished = self.tail().map(|tail| tail / BLOCK_LEN);
         let is_first =

@@ -10,7 +10,7 @@ use muser_backend::Executor;
 use muser_kv::{BLOCK_LEN, KvGroup};
 
 use super::{
-    ExportError, LocalPace, PrefixOffer, PrefixSource, QueryTerms,
+    ExportError, KvConnector, LocalPace, PrefixExport, QueryTerms,
     lookup::Fetching,
     offer::{ExportQueue, ExportWork},
 };
@@ -25,18 +25,18 @@ const IDLE_SLICE: Duration = Duration::from_millis(20);
 
 /// The source, if there is one, and what is on its way from and to it.
 pub(crate) struct Transfers {
-    source: Option<Box<dyn PrefixSource>>,
+    source: Option<Box<dyn KvConnector>>,
     /// How long a request waits for the source's answer.
     timeout: Duration,
     exports: Arc<ExportQueue>,
 }
 
 impl Transfers {
-    pub(crate) fn new(source: Option<Box<dyn PrefixSource>>, timeout: Duration) -> Self {
+    pub(crate) fn new(source: Option<Box<dyn KvConnector>>, timeout: Duration) -> Self {
         Self { source, timeout, exports: Arc::new(ExportQueue::new()) }
     }
 
-    pub(crate) fn set_source(&mut self, source: Option<Box<dyn PrefixSource>>) {
+    pub(crate) fn set_source(&mut self, source: Option<Box<dyn KvConnector>>) {
         self.source = source;
     }
 
@@ -150,7 +150,7 @@ impl Transfers {
         let Some((hold, sliding)) = memory.pin(sequence, true, windows) else { return };
         let units = sequence.text.units()[..end].to_vec();
         let offer =
-            PrefixOffer::new(sequence.task.scope, units, sliding, hold, Arc::downgrade(&self.exports));
+            PrefixExport::new(sequence.task.scope, units, sliding, hold, Arc::downgrade(&self.exports));
         if let Some(outlet) = &mut sequence.outlet {
             outlet.told = Some(end);
             guard(|| outlet.outlet.grown(offer));
@@ -174,7 +174,7 @@ impl Transfers {
         let Some((hold, sliding)) = memory.pin(sequence, tail, true) else { return };
         let units = sequence.text.units()[..end.min(sliding.len() * BLOCK_LEN)].to_vec();
         let offer =
-            PrefixOffer::new(sequence.task.scope, units, sliding, hold, Arc::downgrade(&self.exports));
+            PrefixExport::new(sequence.task.scope, units, sliding, hold, Arc::downgrade(&self.exports));
         guard(|| source.offer(offer));
     }
 }

@@ -98,7 +98,7 @@ impl Sampler {
     }
 
     /// Applies steps 2 and 3 to the logits.
-    pub fn shape(
+    pub fn apply_processors(
         params: &SamplingParams,
         counts: Option<&TokenCounts>,
         mask: Option<&TokenMask>,

@@ -192,12 +192,12 @@ fn bias_penalties_and_mask_apply_in_this_order() {
     mask.allow_all();
     mask.forbid(5);
     let mut logits = [3.0, -2.0, 1.0, 9.0, 0.5, 8.0];
-    Sampler::shape(&params, Some(&counts), Some(&mask), &mut logits);
+    Sampler::apply_processors(&params, Some(&counts), Some(&mask), &mut logits);
     assert_eq!(logits, [2.0, -4.0 - 0.5 - 0.5, 1.0, f32::NEG_INFINITY, 0.5, f32::NEG_INFINITY]);
     assert_eq!(Sampler::new().draw(&SamplingParams::greedy(), &logits, key(0)), Some(0));
     let mut none = TokenMask::new(6);
     none.clear();
-    Sampler::shape(&params, None, Some(&none), &mut logits);
+    Sampler::apply_processors(&params, None, Some(&none), &mut logits);
     assert_eq!(Sampler::new().draw(&SamplingParams::greedy(), &logits, key(0)), None);
     assert_eq!(Sampler::new().draw(&SamplingParams::default(), &logits, key(0)), None);
 }

@@ -83,7 +83,12 @@ pub(super) fn sample(
         if logprobs.is_some() {
             sampler.keep(logits);
         }
-        Sampler::shape(&task.sampling, sequence.rules.counts.as_ref(), masked.then_some(&*mask), logits);
+        Sampler::apply_processors(
+            &task.sampling,
+            sequence.rules.counts.as_ref(),
+            masked.then_some(&*mask),
+            logits,
+        );
     }
     let verdict = match proposal {
         Some((id, draft_logits)) => sampler.verify(how, &task.sampling, logits, draft_logits, id, key),

@@ -8,7 +8,7 @@ use std::{
 use muser_kv::{BLOCK_LEN, KvGroup};
 
 use crate::{
-    Constraint, ContextPolicy, EngineConfig, FinishReason, PrefixOffer, PrefixOutlet, Request,
+    Constraint, ContextPolicy, EngineConfig, FinishReason, PrefixExport, PrefixOutlet, Request,
     RestoreFailure, SamplingParams, ShiftPlan, Sources, StopWatch, TokenMask,
     testing::{Answer, Bench, VOCAB, expected, request, stem},
     testing_source::ScriptedSource,
@@ -338,7 +338,7 @@ fn who_has_all_of_it_or_none_decides_whether_the_other_is_asked() {
 
 /// Keeps what it hears, and how far that went.
 #[derive(Clone, Default)]
-struct Kept(Arc<Mutex<Vec<PrefixOffer>>>);
+struct Kept(Arc<Mutex<Vec<PrefixExport>>>);
 
 /// Has steps end at two places, and hears of its admission first.
 struct Stopping {
@@ -355,7 +355,7 @@ impl PrefixOutlet for Stopping {
         [512, 900].into_iter().find(|&stop| stop > computed)
     }
 
-    fn grown(&mut self, offer: PrefixOffer) {
+    fn grown(&mut self, offer: PrefixExport) {
         assert_eq!(self.known, Some(0));
         self.kept.grown(offer);
     }
@@ -389,12 +389,12 @@ fn steps_end_where_an_outlet_wants_windows_and_those_are_there() {
 }
 
 impl PrefixOutlet for Kept {
-    fn grown(&mut self, offer: PrefixOffer) {
+    fn grown(&mut self, offer: PrefixExport) {
         self.0.lock().expect("no panic").push(offer);
     }
 }
 
-fn bytes_of(bench: &mut Bench, offer: &PrefixOffer, group: KvGroup, index: usize) -> Vec<u8> {
+fn bytes_of(bench: &mut Bench, offer: &PrefixExport, group: KvGroup, index: usize) -> Vec<u8> {
     let (give, take) = std::sync::mpsc::channel();
     offer.copy_out(group, index, Vec::new(), move |bytes, result| {
         let _ = give.send(result.map(|()| bytes));

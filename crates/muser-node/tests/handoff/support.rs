@@ -9,7 +9,7 @@ use crate::wire::Wire;
 use muser_backend::{Executor, KvType};
 use muser_cpu::{CpuExecutor, CpuOptions};
 use muser_engine::{
-    Engine, EngineConfig, EngineHandle, Event, PrefixOffer, PrefixOutlet, PrefixSource, Request,
+    Engine, EngineConfig, EngineHandle, Event, KvConnector, PrefixExport, PrefixOutlet, Request,
     SamplingParams, Usage,
 };
 use muser_handoff::{Component, Facts, Peers};
@@ -35,18 +35,18 @@ pub(crate) fn executor_of(model: Model) -> CpuExecutor {
 pub(crate) fn facts() -> Facts {
     let (model, executor) = (model(), executor());
     let identity =
-        muser_prefix::identity_of(&model, WeightsRoot([7; 32]), None, executor.info()).expect("fits");
+        muser_kv_connector::identity_of(&model, WeightsRoot([7; 32]), None, executor.info()).expect("fits");
     muser_node::facts(&model, None, &identity, &identity, executor.info(), 100_000).expect("in digits")
 }
 
-pub(crate) fn engine(config: EngineConfig, source: Option<Box<dyn PrefixSource>>) -> EngineHandle {
+pub(crate) fn engine(config: EngineConfig, source: Option<Box<dyn KvConnector>>) -> EngineHandle {
     engine_of(executor(), config, source)
 }
 
 pub(crate) fn engine_of(
     executor: CpuExecutor,
     config: EngineConfig,
-    source: Option<Box<dyn PrefixSource>>,
+    source: Option<Box<dyn KvConnector>>,
 ) -> EngineHandle {
     let geometry = model().geometry.clone();
     Engine::spawn_with(Box::new(executor), geometry, config, source).expect("an engine")
@@ -94,10 +94,10 @@ pub(crate) fn ask_as(engine: &EngineHandle, prompt: &[u32], tokens: u32, scope: 
     }
 }
 
-struct Hash(Mutex<Sender<PrefixOffer>>);
+struct Hash(Mutex<Sender<PrefixExport>>);
 
 impl PrefixOutlet for Hash {
-    fn grown(&mut self, offer: PrefixOffer) {
+    fn grown(&mut self, offer: PrefixExport) {
         let _ = self.0.lock().unwrap_or_else(PoisonError::into_inner).send(offer);
     }
 }
@@ -113,7 +113,7 @@ pub(crate) fn state_digest(engine: &EngineHandle, prompt: &[u32], window: usize)
     };
     let mut submission = engine.submit(request).expect("it is taken");
     while submission.recv().is_some() {}
-    let offers: Vec<PrefixOffer> = receive.try_iter().collect();
+    let offers: Vec<PrefixExport> = receive.try_iter().collect();
     let offer = offers.iter().find(|offer| offer.units().len() == prompt.len()).expect("all of it");
     let mut hasher = blake3::Hasher::new();
     let mut buffer = Vec::new();

@@ -16,14 +16,14 @@ use super::models::check_name;
 use super::token_lists::{self, Entry, Place};
 use crate::answer::{Answer, Outcome, Update, Usage};
 use crate::app::{SharedApp, unix_seconds};
+use crate::body::read_body;
 use crate::error::{ApiError, Dialect};
-use crate::exchange::read_body;
 use crate::fields::{Body, COUNT, Field, Kind, whole};
 use crate::generation::Generation;
+use crate::generation_params::{GenerationParams, Prompt};
 use crate::params::{self, concat, drawn_seed, limit_field};
 use crate::places::Places;
 use crate::sse::{self, Event};
-use crate::work::{Prompt, Work};
 
 /// Most prompts in one request. So many answers as one request may have are in the engine at once; the others wait.
 const MAX_PROMPTS: usize = 2048;
@@ -120,13 +120,13 @@ async fn run(app: &SharedApp, request: Request, arrived: Instant) -> Result<Resp
     };
     let several = prompts.len() > 1;
     let works = prompts.into_iter().enumerate().map(|(index, prompt)| {
-        let mut work = Work { prompt, ..pattern.clone() };
+        let mut work = GenerationParams { prompt, ..pattern.clone() };
         if several {
             work.places.messages = vec![format!("prompt[{index}]")];
         }
         work
     });
-    let start = |work: Work| Generation::start(app, &loaded, work, arrived);
+    let start = |work: GenerationParams| Generation::start(app, &loaded, work, arrived);
     if streams {
         let mut generations = Vec::new();
         for work in works {
@@ -169,8 +169,8 @@ fn prompts(body: Body<'_>) -> Result<Vec<Prompt>, ApiError> {
     }
 }
 
-fn work(body: Body<'_>) -> Result<Work, ApiError> {
-    let mut work = Work::new(Prompt::Tokens(Vec::new()));
+fn work(body: Body<'_>) -> Result<GenerationParams, ApiError> {
+    let mut work = GenerationParams::new(Prompt::Tokens(Vec::new()));
     work.places = Places { prompt: "prompt", ..Places::default() };
     work.sampling = params::sampling(body)?;
     work.seed = params::seed(body);

@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 
 use super::models::check_name;
 use crate::app::{Loaded, SharedApp};
+use crate::body::read_body;
 use crate::error::{ApiError, Dialect};
-use crate::exchange::read_body;
 use crate::fields::{Body, COUNT, Field, Kind};
 use crate::generation::{embed, scale_to_unit};
 

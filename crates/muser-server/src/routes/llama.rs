@@ -14,15 +14,15 @@ use serde_json::{Value, json};
 use super::chat::answer::finite;
 use crate::answer::{Answer, Finish, Outcome, TokenLogprob, Update};
 use crate::app::{Loaded, SharedApp};
+use crate::body::read_body;
 use crate::error::{ApiError, Dialect};
-use crate::exchange::read_body;
 use crate::fields::{Body, COUNT, Field, INTEGER, Kind, whole};
 use crate::generation::Generation;
+use crate::generation_params::{GenerationParams, Prompt, PromptPart, ResponseFormat};
 use crate::params::{self, SAMPLING_FIELDS, concat};
 use crate::pictures::{MOST_IMAGES, Picture};
 use crate::places::Places;
 use crate::sse::{self, Event};
-use crate::work::{Form, Prompt, PromptPart, Work};
 
 /// What stands for an image in a `prompt_string`.
 const MEDIA_MARKER: &str = "<__media__>";
@@ -313,8 +313,8 @@ async fn run_completion(app: &SharedApp, request: Request, arrived: Instant) -> 
     Ok(Json(head.whole(&answer)).into_response())
 }
 
-fn work(body: Body<'_>) -> Result<Work, ApiError> {
-    let mut work = Work::new(prompt(body)?);
+fn work(body: Body<'_>) -> Result<GenerationParams, ApiError> {
+    let mut work = GenerationParams::new(prompt(body)?);
     work.places = Places { prompt: "prompt", ..Places::default() };
     work.sampling = params::sampling(body)?;
     work.seed = params::seed(body);
@@ -324,14 +324,14 @@ fn work(body: Body<'_>) -> Result<Work, ApiError> {
     work.max_tokens = body.count("n_predict").or_else(|| body.count("max_tokens"));
     work.logprobs = body.count("n_probs").filter(|top| *top > 0).map(|top| top as u8);
     work.form = match (body.get("json_schema"), body.text("grammar").filter(|grammar| !grammar.is_empty())) {
-        (Some(schema), None) => Form::JsonSchema(schema.clone()),
-        (None, Some(grammar)) => Form::Grammar(grammar.to_owned()),
-        (None, None) => Form::Free,
+        (Some(schema), None) => ResponseFormat::JsonSchema(schema.clone()),
+        (None, Some(grammar)) => ResponseFormat::Grammar(grammar.to_owned()),
+        (None, None) => ResponseFormat::Free,
         (Some(_), Some(_)) => {
             return Err(ApiError::field("grammar", "'grammar' and 'json_schema' exclude each other"));
         }
     };
-    if work.form != Form::Free {
+    if work.form != ResponseFormat::Free {
         work.places.form = if body.get("json_schema").is_some() { "json_schema" } else { "grammar" }.into();
     }
     params::check_endings(&work, false)?;

@@ -561,12 +561,12 @@ mod tests {
 
     use crate::error::ApiError;
     use crate::fields::{Body, Field, check};
-    use crate::work::{Conversation, Prompt, Work};
+    use crate::generation_params::{Conversation, GenerationParams, Prompt};
 
     /// The conversation that a route's table and parser make of a body, or the field at fault.
     pub(super) fn conversation_of(
         fields: &[Field],
-        parse: fn(Body<'_>) -> Result<Work, ApiError>,
+        parse: fn(Body<'_>) -> Result<GenerationParams, ApiError>,
         body: Value,
     ) -> Result<Conversation, Option<String>> {
         let Value::Object(body) = body else { panic!("object") };

@@ -9,8 +9,8 @@ use muser_pack::{PackId, PackInfo};
 use serde_json::{Value, json};
 
 use crate::app::SharedApp;
+use crate::body::read_body;
 use crate::error::{ApiError, Dialect};
-use crate::exchange::read_body;
 use crate::fields::{Body, Field, Kind};
 use crate::generation::run_blocking;
 use crate::owner::Owner;

@@ -16,13 +16,13 @@ use serde_json::{Map, Value, json};
 use super::chat::request::{EFFORTS, read_conversation};
 use crate::answer::Usage;
 use crate::app::{SharedApp, unix_seconds};
+use crate::body::read_body;
 use crate::error::{ApiError, Dialect};
-use crate::exchange::read_body;
 use crate::fields::{Body, Field, Kind};
 use crate::generation::{read_prompt, run_blocking};
+use crate::generation_params::Prompt;
 use crate::owner::Owner;
 use crate::packs::{Keepsake, Place, State, check_name};
-use crate::work::Prompt;
 
 macro_rules! fields {
     ($($first:expr),*) => {

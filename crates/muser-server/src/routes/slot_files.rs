@@ -15,8 +15,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::app::SharedApp;
+use crate::body::read_body;
 use crate::error::{ApiError, Dialect};
-use crate::exchange::read_body;
 use crate::fields::{Body, Field, Kind};
 use crate::generation::{read_prompt, run_blocking};
 use crate::owner::Owner;

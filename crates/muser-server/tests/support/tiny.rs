@@ -7,9 +7,9 @@ use muser_backend::arith::vision::PositionRule;
 use muser_backend::{DraftExecutor as _, Executor as _, TowerExecutor as _};
 use muser_cpu::{CpuExecutor, CpuOptions};
 use muser_engine::{Engine, EngineConfig, EngineHandle};
+use muser_kv_connector::{PackOptions, PackSource, identity_of, weights_root};
 use muser_model::{Draft, Model, Projector};
 use muser_pack::{KeyFile, Library, LibraryOptions, store::DirStore};
-use muser_prefix::{PackOptions, PackSource, identity_of, weights_root};
 use muser_server::{LiveEngine, ModelFacts, Packs, ServerConfig};
 
 use super::Running;

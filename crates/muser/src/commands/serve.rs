@@ -10,9 +10,9 @@ use anyhow::Context as _;
 use muser_bench::bandwidth::Probe;
 use muser_engine::{EngineConfig, EngineHandle, Shutdown};
 use muser_gguf::GgufFile;
+use muser_kv_connector::PackUse;
 use muser_model::Geometry;
 use muser_model::cost::{Cost, CostOptions};
-use muser_prefix::PackUse;
 use muser_server::dashboard::{Bandwidth, Machine};
 use muser_server::text::TextPipeline;
 use muser_server::{

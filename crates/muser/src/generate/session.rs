@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use muser_engine::{EngineConfig, EngineHandle};
-use muser_prefix::PackUse;
+use muser_kv_connector::PackUse;
 use muser_server::pictures::Reader;
 use muser_text::{ChatTemplate, Tokenizer};
 

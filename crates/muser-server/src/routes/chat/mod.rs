@@ -16,8 +16,8 @@ use self::answer::{CustomCalls, Head};
 use super::models::check_name;
 use crate::answer::{Update, Usage};
 use crate::app::{SharedApp, unix_seconds};
+use crate::body::read_body;
 use crate::error::{ApiError, Dialect};
-use crate::exchange::read_body;
 use crate::generation::Generation;
 use crate::sse::{self, Event};
 

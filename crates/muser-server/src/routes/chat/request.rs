@@ -8,8 +8,8 @@ use super::history;
 use crate::conversation::{allow, allowed_tools, conversation, strength, tool_choice};
 use crate::error::ApiError;
 use crate::fields::{Body, Field, Kind};
+use crate::generation_params::{Conversation, GenerationParams, Prompt, ResponseFormat};
 use crate::params::{self, SAMPLING_FIELDS, concat, limit_field};
-use crate::work::{Conversation, Form, Prompt, Work};
 
 const STREAM_OPTIONS: &[Field] = &[
     Field::optional("include_usage", Kind::Bool, "one more chunk at the end, with usage and no choices"),
@@ -146,7 +146,7 @@ pub const FIELDS: &[Field] = &FIELD_TABLE;
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChatRequest {
     /// The generation.
-    pub work: Work,
+    pub work: GenerationParams,
     /// The model's name as the client gave it.
     pub model: Option<String>,
     /// Whether to stream.
@@ -160,7 +160,7 @@ pub struct ChatRequest {
 /// Makes a request of a checked body.
 pub fn parse(body: &Map<String, Value>) -> Result<ChatRequest, ApiError> {
     let body = Body(body);
-    let mut work = Work::new(Prompt::Chat(Box::new(read_conversation(body)?)));
+    let mut work = GenerationParams::new(Prompt::Chat(Box::new(read_conversation(body)?)));
     work.sampling = params::sampling(body)?;
     work.seed = params::seed(body);
     params::endings(body, &mut work)?;
@@ -242,8 +242,8 @@ pub fn read_conversation(body: Body<'_>) -> Result<Conversation, ApiError> {
 
 /// The form that `response_format` or one of its other spellings asks for, and the spelling. Two of them are one too many,
 /// unless they say the same or are the older and the newer place of one server's.
-pub fn form(body: Body<'_>) -> Result<(Form, String), ApiError> {
-    let mut found: Vec<(String, Form)> = Vec::new();
+pub fn form(body: Body<'_>) -> Result<(ResponseFormat, String), ApiError> {
+    let mut found: Vec<(String, ResponseFormat)> = Vec::new();
     if let Some(format) = response_format(body)? {
         found.push(format);
     }
@@ -258,14 +258,14 @@ pub fn form(body: Body<'_>) -> Result<(Form, String), ApiError> {
         spellings(place, path, names, &mut found)?;
     }
     if structured.and_then(|place| place.flag("json_object")) == Some(true) {
-        found.push(("structured_outputs.json_object".into(), Form::JsonObject));
+        found.push(("structured_outputs.json_object".into(), ResponseFormat::JsonObject));
     }
     let newer = |name: &str| name.starts_with("structured_outputs.");
     if found.iter().any(|(name, _)| newer(name)) {
         found.retain(|(name, _)| !name.starts_with("guided_"));
     }
     let (first, form) = match found.first() {
-        None => return Ok((Form::Free, "response_format".into())),
+        None => return Ok((ResponseFormat::Free, "response_format".into())),
         Some(first) => first.clone(),
     };
     match found.iter().find(|(_, other)| *other != form) {
@@ -280,22 +280,22 @@ fn spellings(
     place: Body<'_>,
     path: &str,
     [schema, regex, choice, grammar]: [&str; 4],
-    found: &mut Vec<(String, Form)>,
+    found: &mut Vec<(String, ResponseFormat)>,
 ) -> Result<(), ApiError> {
-    let mut add = |name: &str, form: Form| found.push((format!("{path}{name}"), form));
+    let mut add = |name: &str, form: ResponseFormat| found.push((format!("{path}{name}"), form));
     if let Some(value) = place.get(schema) {
-        add(schema, Form::JsonSchema(schema_of(value, &format!("{path}{schema}"))?));
+        add(schema, ResponseFormat::JsonSchema(schema_of(value, &format!("{path}{schema}"))?));
     }
     if let Some(pattern) = place.text(regex).filter(|pattern| !pattern.is_empty()) {
-        add(regex, Form::Regex(pattern.to_owned()));
+        add(regex, ResponseFormat::Regex(pattern.to_owned()));
     }
     let choices: Vec<String> =
         place.list(choice).into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect();
     if !choices.is_empty() {
-        add(choice, Form::Choice(choices));
+        add(choice, ResponseFormat::Choice(choices));
     }
     if let Some(text) = place.text(grammar).filter(|text| !text.trim().is_empty()) {
-        add(grammar, Form::Grammar(text.to_owned()));
+        add(grammar, ResponseFormat::Grammar(text.to_owned()));
     }
     Ok(())
 }
@@ -310,11 +310,13 @@ fn schema_of(value: &Value, field: &str) -> Result<Value, ApiError> {
 }
 
 /// The form of `response_format`, and where it is.
-fn response_format(body: Body<'_>) -> Result<Option<(String, Form)>, ApiError> {
+fn response_format(body: Body<'_>) -> Result<Option<(String, ResponseFormat)>, ApiError> {
     let Some(format) = body.object("response_format") else { return Ok(None) };
     let inner = format.object("json_schema").and_then(|inner| inner.get("schema"));
     let schema = match (format.text("type"), inner, format.get("schema")) {
-        (Some("json_object"), _, None) => return Ok(Some(("response_format".into(), Form::JsonObject))),
+        (Some("json_object"), _, None) => {
+            return Ok(Some(("response_format".into(), ResponseFormat::JsonObject)));
+        }
         (Some("json_schema"), Some(schema), _) => ("response_format.json_schema.schema", schema),
         (Some("json_object" | "json_schema"), _, Some(schema)) => ("response_format.schema", schema),
         (Some("json_schema"), None, None) => {
@@ -325,7 +327,7 @@ fn response_format(body: Body<'_>) -> Result<Option<(String, Form)>, ApiError> {
         }
         _ => return Ok(None),
     };
-    Ok(Some((schema.0.into(), Form::JsonSchema(schema.1.clone()))))
+    Ok(Some((schema.0.into(), ResponseFormat::JsonSchema(schema.1.clone()))))
 }
 
 #[cfg(test)]
@@ -385,16 +387,16 @@ mod tests {
     #[test]
     fn a_schema_is_found_where_clients_put_it() {
         let schema = json!({"type": "object"});
-        let check = |format: Value, expected: Form| {
+        let check = |format: Value, expected: ResponseFormat| {
             assert_eq!(run(json!({"response_format": format})).expect("valid").work.form, expected);
         };
-        check(json!({"type": "json_object"}), Form::JsonObject);
-        check(json!({"type": "text"}), Form::Free);
+        check(json!({"type": "json_object"}), ResponseFormat::JsonObject);
+        check(json!({"type": "text"}), ResponseFormat::Free);
         check(
             json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": true}}),
-            Form::JsonSchema(schema.clone()),
+            ResponseFormat::JsonSchema(schema.clone()),
         );
-        check(json!({"type": "json_object", "schema": schema}), Form::JsonSchema(schema.clone()));
+        check(json!({"type": "json_object", "schema": schema}), ResponseFormat::JsonSchema(schema.clone()));
         let missing = json!({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}});
         assert_eq!(run(missing), Err(Some("response_format.json_schema.schema".into())));
         assert_eq!(
@@ -405,27 +407,33 @@ mod tests {
 
     #[test]
     fn a_form_has_many_spellings_and_one_at_a_time() {
-        let check = |body: Value, expected: Form| {
+        let check = |body: Value, expected: ResponseFormat| {
             assert_eq!(run(body.clone()).map(|asked| asked.work.form), Ok(expected), "{body}");
         };
         let schema = json!({"type": "object"});
-        check(json!({"json_schema": schema}), Form::JsonSchema(schema.clone()));
-        check(json!({"guided_json": schema}), Form::JsonSchema(schema.clone()));
-        check(json!({"guided_json": "{\"type\": \"object\"}"}), Form::JsonSchema(schema.clone()));
-        check(json!({"guided_regex": "[a-c]+", "guided_choice": null}), Form::Regex("[a-c]+".into()));
-        check(json!({"guided_choice": ["a", "b"]}), Form::Choice(vec!["a".into(), "b".into()]));
-        check(json!({"structured_outputs": {"choice": ["a"]}}), Form::Choice(vec!["a".into()]));
-        check(json!({"structured_outputs": {"json_object": true}}), Form::JsonObject);
-        check(json!({"regex": "[0-9]{3}"}), Form::Regex("[0-9]{3}".into()));
-        check(json!({"ebnf": "root ::= \"a\""}), Form::Grammar("root ::= \"a\"".into()));
+        check(json!({"json_schema": schema}), ResponseFormat::JsonSchema(schema.clone()));
+        check(json!({"guided_json": schema}), ResponseFormat::JsonSchema(schema.clone()));
+        check(json!({"guided_json": "{\"type\": \"object\"}"}), ResponseFormat::JsonSchema(schema.clone()));
+        check(
+            json!({"guided_regex": "[a-c]+", "guided_choice": null}),
+            ResponseFormat::Regex("[a-c]+".into()),
+        );
+        check(json!({"guided_choice": ["a", "b"]}), ResponseFormat::Choice(vec!["a".into(), "b".into()]));
+        check(json!({"structured_outputs": {"choice": ["a"]}}), ResponseFormat::Choice(vec!["a".into()]));
+        check(json!({"structured_outputs": {"json_object": true}}), ResponseFormat::JsonObject);
+        check(json!({"regex": "[0-9]{3}"}), ResponseFormat::Regex("[0-9]{3}".into()));
+        check(json!({"ebnf": "root ::= \"a\""}), ResponseFormat::Grammar("root ::= \"a\"".into()));
         // The same twice is once, and of one server's two places the newer one counts.
         let grammar = "start: \"a\"";
         let twice = json!({"guided_grammar": grammar, "structured_outputs": {"grammar": grammar}});
-        check(twice, Form::Grammar(grammar.into()));
+        check(twice, ResponseFormat::Grammar(grammar.into()));
         let both = json!({"guided_regex": "a", "structured_outputs": {"grammar": grammar}});
-        check(both, Form::Grammar(grammar.into()));
-        check(json!({"regex": "a", "guided_regex": "a"}), Form::Regex("a".into()));
-        check(json!({"grammar": "", "guided_grammar": "start: \"a\""}), Form::Grammar("start: \"a\"".into()));
+        check(both, ResponseFormat::Grammar(grammar.into()));
+        check(json!({"regex": "a", "guided_regex": "a"}), ResponseFormat::Regex("a".into()));
+        check(
+            json!({"grammar": "", "guided_grammar": "start: \"a\""}),
+            ResponseFormat::Grammar("start: \"a\"".into()),
+        );
         let two = json!({"guided_regex": "a", "response_format": {"type": "json_object"}});
         assert_eq!(run(two), Err(Some("guided_regex".into())));
         assert_eq!(run(json!({"guided_json": "{"})), Err(Some("guided_json".into())));

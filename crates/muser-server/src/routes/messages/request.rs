@@ -3,13 +3,13 @@
 use serde_json::{Map, Value, json};
 
 use super::blocks::Turns;
+use crate::body::say_once;
 use crate::conversation::{conversation, strength};
 use crate::error::ApiError;
-use crate::exchange::say_once;
 use crate::fields::{Body, Field, Kind};
+use crate::generation_params::{Conversation, GenerationParams, Prompt, ResponseFormat, ToolChoice};
 use crate::params::{self, SHARE, limit_field};
 use crate::places::Places;
-use crate::work::{Conversation, Form, Prompt, ToolChoice, Work};
 
 const THINKING: &[Field] = &[
     Field::required(
@@ -88,11 +88,11 @@ pub const FIELDS: &[Field] = fields!(Field::required(
 pub const COUNT_FIELDS: &[Field] = fields!(limit_field("max_tokens", "without effect here"));
 
 /// A generation from a checked body.
-pub fn parse(body: Body<'_>) -> Result<Work, ApiError> {
+pub fn parse(body: Body<'_>) -> Result<GenerationParams, ApiError> {
     let Tools { functions, places, left_out } = tools(body.list("tools").unwrap_or_default());
     let (conversation, places) = read_conversation(body, &functions, places)?;
     let continues = conversation.prefix.is_some();
-    let mut work = Work::new(Prompt::Chat(Box::new(conversation)));
+    let mut work = GenerationParams::new(Prompt::Chat(Box::new(conversation)));
     work.places = places;
     work.left_out = left_out;
     work.sampling = params::sampling(body)?;
@@ -105,7 +105,7 @@ pub fn parse(body: Body<'_>) -> Result<Work, ApiError> {
             let message = format!("'{place}' needs a whole answer, and the last message has begun one");
             return Err(ApiError::unsupported(place, message));
         }
-        work.form = Form::JsonSchema(format.get("schema").cloned().unwrap_or_default());
+        work.form = ResponseFormat::JsonSchema(format.get("schema").cloned().unwrap_or_default());
         work.places.form = format!("{place}.schema");
     }
     Ok(work)
@@ -356,7 +356,7 @@ mod tests {
             body.as_object_mut().expect("object").extend(more.as_object().expect("object").clone());
             let Value::Object(body) = body else { panic!("object") };
             crate::fields::check(FIELDS, &body).expect("valid");
-            assert_eq!(parse(Body(&body)).expect("valid").form, Form::JsonSchema(schema.clone()));
+            assert_eq!(parse(Body(&body)).expect("valid").form, ResponseFormat::JsonSchema(schema.clone()));
         }
         let wrong = json!({"max_tokens": 1, "messages": [], "output_config": {"format": {"type": "xml"}}});
         assert_eq!(run(wrong), Err(Some("output_config.format.type".into())));

@@ -22,12 +22,12 @@ use super::embeddings::{dimensions, inputs, vectors};
 use super::models::check_name;
 use crate::answer::Update;
 use crate::app::{Loaded, ModelFacts, SharedApp};
+use crate::body::read_body;
 use crate::error::{ApiError, Dialect};
-use crate::exchange::read_body;
 use crate::fields::{Body, Field};
 use crate::generation::Generation;
+use crate::generation_params::GenerationParams;
 use crate::sse;
-use crate::work::Work;
 
 /// `POST /api/chat`.
 pub async fn chat(State(app): State<SharedApp>, request: Request) -> Response {
@@ -48,7 +48,7 @@ async fn run(
     app: &SharedApp,
     request: Request,
     fields: &'static [Field],
-    parse: fn(Body<'_>) -> Result<Work, ApiError>,
+    parse: fn(Body<'_>) -> Result<GenerationParams, ApiError>,
     shape: Shape,
     arrived: Instant,
 ) -> Result<Response, ApiError> {

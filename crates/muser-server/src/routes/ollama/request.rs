@@ -6,10 +6,10 @@ use super::answer::Shape;
 use crate::conversation::{conversation, strength};
 use crate::error::ApiError;
 use crate::fields::{Body, Field, INTEGER, Kind};
+use crate::generation_params::{GenerationParams, Prompt, ResponseFormat, ToolChoice};
 use crate::params::{self, FACTOR, PENALTY, SHARE, TEXTS};
 use crate::pictures;
 use crate::routes::embeddings::DIMENSIONS;
-use crate::work::{Form, Prompt, ToolChoice, Work};
 
 const OPTIONS: &[Field] = &[
     Field::optional("num_predict", INTEGER, "most tokens to generate; negative: no limit"),
@@ -110,7 +110,7 @@ pub fn only_loads(body: Body<'_>, shape: Shape) -> bool {
 }
 
 /// A generation from the body of `/api/chat`.
-pub fn chat(body: Body<'_>) -> Result<Work, ApiError> {
+pub fn chat(body: Body<'_>) -> Result<GenerationParams, ApiError> {
     let list = body.list("messages").unwrap_or_default();
     let mut messages = Vec::with_capacity(list.len());
     for (index, message) in list.iter().enumerate() {
@@ -133,10 +133,10 @@ pub fn chat(body: Body<'_>) -> Result<Work, ApiError> {
 }
 
 /// A generation from the body of `/api/generate`.
-pub fn generate(body: Body<'_>) -> Result<Work, ApiError> {
+pub fn generate(body: Body<'_>) -> Result<GenerationParams, ApiError> {
     let prompt = body.text("prompt").unwrap_or_default();
     if body.flag("raw").unwrap_or(false) {
-        let mut work = Work::new(Prompt::Text(prompt.to_owned()));
+        let mut work = GenerationParams::new(Prompt::Text(prompt.to_owned()));
         work.places.prompt = "prompt";
         options(body, &mut work)?;
         return Ok(work);
@@ -166,19 +166,19 @@ fn with_images(images: &Value, text: &str, field: &str) -> Result<Value, ApiErro
     Ok(parts.into())
 }
 
-fn work(body: Body<'_>, messages: &[Value], tools: &[Value]) -> Result<Work, ApiError> {
+fn work(body: Body<'_>, messages: &[Value], tools: &[Value]) -> Result<GenerationParams, ApiError> {
     let mut conversation = conversation(messages, tools, ToolChoice::Auto)?;
     conversation.strength = match body.get("think") {
         Some(Value::Bool(false)) => Some("none".into()),
         Some(Value::String(word)) => Some(strength(word, "think")?),
         _ => None,
     };
-    let mut work = Work::new(Prompt::Chat(Box::new(conversation)));
+    let mut work = GenerationParams::new(Prompt::Chat(Box::new(conversation)));
     options(body, &mut work)?;
     Ok(work)
 }
 
-fn options(body: Body<'_>, work: &mut Work) -> Result<(), ApiError> {
+fn options(body: Body<'_>, work: &mut GenerationParams) -> Result<(), ApiError> {
     if let Some(options) = body.object("options") {
         work.sampling = params::sampling(options).map_err(|fault| fault.under("options"))?;
         work.seed = params::seed(options);
@@ -192,10 +192,10 @@ fn options(body: Body<'_>, work: &mut Work) -> Result<(), ApiError> {
     };
     work.places.form = "format".into();
     work.form = match body.get("format") {
-        None => Form::Free,
-        Some(Value::String(word)) if word.is_empty() => Form::Free,
-        Some(Value::String(word)) if word == "json" => Form::JsonObject,
-        Some(schema @ Value::Object(_)) => Form::JsonSchema(schema.clone()),
+        None => ResponseFormat::Free,
+        Some(Value::String(word)) if word.is_empty() => ResponseFormat::Free,
+        Some(Value::String(word)) if word == "json" => ResponseFormat::JsonObject,
+        Some(schema @ Value::Object(_)) => ResponseFormat::JsonSchema(schema.clone()),
         Some(_) => return Err(ApiError::field("format", "'format' must be json or a JSON schema")),
     };
     Ok(())

@@ -15,9 +15,9 @@ use super::{Taken, take};
 use crate::app::{SharedApp, unix_seconds};
 use crate::error::{ApiError, Dialect};
 use crate::generation::Generation;
+use crate::generation_params::{Prompt, ResponseFormat, ToolChoice};
 use crate::shorten;
 use crate::text::TextPipeline;
-use crate::work::{Form, Prompt, ToolChoice};
 
 /// What the model is asked.
 const ASK: &str = "Stop here and write a summary of our conversation for a colleague who takes over and has not read it: \
@@ -45,7 +45,7 @@ async fn run(app: &SharedApp, request: Request, arrived: Instant) -> Result<Resp
     work.places.messages.push("input".into());
     let context = loaded.facts.context_tokens;
     let most = SUMMARY_TOKENS.min((context / 4).max(1) as u32);
-    (work.form, work.logprobs) = (Form::Free, None);
+    (work.form, work.logprobs) = (ResponseFormat::Free, None);
     work.max_tokens = Some(work.max_tokens.map_or(most, |asked| asked.clamp(1, most)));
     // What is too long is what this route is for.
     let work = shorten::to_fit(&loaded, work).await?;

@@ -9,10 +9,10 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 
 use super::tools::Toolbox;
+use crate::body::say_once;
 use crate::conversation::unshown;
 use crate::custom_tools;
 use crate::error::ApiError;
-use crate::exchange::say_once;
 use crate::pictures;
 
 /// Messages with the place of each in the request.

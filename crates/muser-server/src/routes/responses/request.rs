@@ -10,9 +10,9 @@ use super::tools::Toolbox;
 use crate::conversation::{allow, conversation, strength};
 use crate::error::ApiError;
 use crate::fields::{Body, Field, Kind};
+use crate::generation_params::{Conversation, GenerationParams, Prompt, ResponseFormat};
 use crate::params::{self, SAMPLING_FIELDS, concat, limit_field};
 use crate::places::Places;
-use crate::work::{Conversation, Form, Prompt, Work};
 
 const REASONING: &[Field] = &[
     Field::optional("effort", Kind::Text, "none, minimal, low, medium, high, xhigh or max"),
@@ -107,7 +107,7 @@ pub const FIELDS: &[Field] = &FIELD_TABLE;
 #[derive(Debug)]
 pub struct Asked {
     /// The generation.
-    pub work: Work,
+    pub work: GenerationParams,
     /// What the tools are to the client.
     pub tools: Toolbox,
     /// The items of the input, references resolved, each with an id.
@@ -164,7 +164,7 @@ pub fn parse(body: Body<'_>, store: &Responses, owner: Owner) -> Result<Asked, A
         form: "text.format.schema".into(),
     };
     let conversation = read_conversation(body, &messages, &tools).map_err(|fault| places.locate(fault))?;
-    let mut work = Work::new(Prompt::Chat(Box::new(conversation)));
+    let mut work = GenerationParams::new(Prompt::Chat(Box::new(conversation)));
     work.places = places;
     work.left_out = tools.left_out.iter().cloned().chain(left_out).collect();
     read_parameters(body, &mut work)?;
@@ -230,7 +230,7 @@ fn items(body: Body<'_>, store: &Responses, owner: Owner) -> Result<Vec<Value>, 
     }
 }
 
-fn read_parameters(body: Body<'_>, work: &mut Work) -> Result<(), ApiError> {
+fn read_parameters(body: Body<'_>, work: &mut GenerationParams) -> Result<(), ApiError> {
     work.sampling = params::sampling(body)?;
     work.seed = params::seed(body);
     params::endings(body, work)?;
@@ -239,12 +239,12 @@ fn read_parameters(body: Body<'_>, work: &mut Work) -> Result<(), ApiError> {
     work.form =
         match (format.and_then(|format| format.text("type")), format.and_then(|format| format.get("schema")))
         {
-            (Some("json_object"), _) => Form::JsonObject,
-            (Some("json_schema"), Some(schema)) => Form::JsonSchema(schema.clone()),
+            (Some("json_object"), _) => ResponseFormat::JsonObject,
+            (Some("json_schema"), Some(schema)) => ResponseFormat::JsonSchema(schema.clone()),
             (Some("json_schema"), None) => {
                 return Err(ApiError::field("text.format.schema", "Type json_schema needs a 'schema'"));
             }
-            _ => Form::Free,
+            _ => ResponseFormat::Free,
         };
     Ok(())
 }

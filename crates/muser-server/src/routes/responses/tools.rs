@@ -9,11 +9,11 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 
+use crate::body::say_once;
 use crate::conversation::{allowed_tools, tool_choice};
 use crate::custom_tools;
 use crate::error::ApiError;
-use crate::exchange::say_once;
-use crate::work::ToolChoice;
+use crate::generation_params::ToolChoice;
 
 /// What a called name stands for.
 #[derive(Debug, Clone, PartialEq, Eq)]

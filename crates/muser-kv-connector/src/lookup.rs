@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
-use muser_engine::{Delivery, Found, PrefixQuery, RestoreFailure, StoredPrefix};
+use muser_engine::{BlockReceiver, Found, PrefixQuery, RestoreFailure, StoredPrefix};
 use muser_kv::{BLOCK_LEN, KvGroup};
 use muser_pack::{ChainKey, Plan, Scope, Segment};
 
@@ -139,7 +139,7 @@ impl StoredPrefix for PackedPrefix {
         self.plan.as_ref().map_or(0, |plan| plan.positions)
     }
 
-    fn fetch(&self, wanted: Vec<(KvGroup, usize)>, delivery: Delivery) {
+    fn fetch(&self, wanted: Vec<(KvGroup, usize)>, delivery: BlockReceiver) {
         match self.segments(&wanted) {
             Ok((segments, leases)) => {
                 let options = &self.shared.options;

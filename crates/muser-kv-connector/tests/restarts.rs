@@ -6,7 +6,7 @@
 //! what it proposed and what was accepted.
 //!
 //! Four cases of each kind by default; with `MUSER_TEST_LONG=1` 200 without a draft and 100 with one
-//! (`MUSER_TEST_LONG=1 cargo test --release -p muser-prefix --test restarts`; nextest would end it after five minutes).
+//! (`MUSER_TEST_LONG=1 cargo test --release -p muser-kv-connector --test restarts`; nextest would end it after five minutes).
 
 mod support;
 
@@ -17,8 +17,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use muser_engine::{EngineHandle, Request, SamplingParams, Usage};
+use muser_kv_connector::PackOptions;
 use muser_pack::{DirStore, KeyFile, Library, LibraryOptions};
-use muser_prefix::PackOptions;
 use support::{Rng, alone_with, ask, config, request, start_on};
 
 /// The folder in which a child finds its store and its job.

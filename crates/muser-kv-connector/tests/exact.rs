@@ -132,7 +132,7 @@ fn another_model_or_key_finds_nothing() {
     ];
     for (what, change) in changes {
         let other =
-            support::start_with(&disk, support::config(), muser_prefix::PackOptions::default(), change);
+            support::start_with(&disk, support::config(), muser_kv_connector::PackOptions::default(), change);
         let (tokens, usage) = ask(&other.engine, request(&prompt, 6, true));
         assert_eq!((usage.cached_tokens, other.engine.metrics().external_hits), (0, 0), "{what}");
         assert_eq!(tokens, expected);

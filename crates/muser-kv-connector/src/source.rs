@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use muser_engine::{PrefixOffer, PrefixQuery, PrefixSource};
+use muser_engine::{KvConnector, PrefixExport, PrefixQuery};
 use muser_kv::{CacheScope, KvGroup, PositionKey};
 use muser_pack::{Library, PackId, Scope};
 
@@ -75,13 +75,13 @@ impl PackSource {
     }
 }
 
-impl PrefixSource for PackSource {
+impl KvConnector for PackSource {
     fn look_up(&mut self, query: PrefixQuery) {
         // A question that finds no place is answered by being dropped.
         drop(self.shared.queries.push(query));
     }
 
-    fn offer(&mut self, offer: PrefixOffer) {
+    fn offer(&mut self, offer: PrefixExport) {
         let shared = &self.shared;
         if !shared.options.publish || offer.units().len() < shared.options.least_positions {
             return;

@@ -11,8 +11,8 @@ use muser_cpu::{CpuExecutor, CpuOptions};
 use muser_engine::{
     DraftLength, Engine, EngineConfig, EngineHandle, Event, ImageRows, ImageSource, Prompt, Request,
 };
+use muser_kv_connector::{PackOptions, PackSource, identity_of, weights_root};
 use muser_model::{Model, Projector};
-use muser_prefix::{PackOptions, PackSource, identity_of, weights_root};
 use support::{Answer, Disk, Rng, Running, ask, models, read, request};
 
 /// Tokens that are written.

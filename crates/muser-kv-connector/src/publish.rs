@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use muser_engine::{ExportError, PrefixOffer};
+use muser_engine::{ExportError, PrefixExport};
 use muser_kv::KvGroup;
 use muser_pack::PackError;
 
@@ -46,7 +46,7 @@ pub(crate) fn run(shared: &Arc<Shared>) {
     }
 }
 
-fn publish(shared: &Shared, offer: &PrefixOffer, buffer: &mut Vec<u8>) -> End {
+fn publish(shared: &Shared, offer: &PrefixExport, buffer: &mut Vec<u8>) -> End {
     let failed = |error: &PackError| {
         tracing::warn!(reason = error.counter_name(), "a prefix is not kept: {error}");
         End::Failed
@@ -99,7 +99,7 @@ struct Throttle {
 }
 
 impl Throttle {
-    fn rest(&mut self, shared: &Shared, offer: &PrefixOffer) {
+    fn rest(&mut self, shared: &Shared, offer: &PrefixExport) {
         let rest = self.began.elapsed() * shared.options.rest;
         let end = Instant::now() + rest;
         while offer.engine_is_computing() && !shared.closed.load(Relaxed) && shared.hurries.load(Relaxed) == 0

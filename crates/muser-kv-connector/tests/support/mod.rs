@@ -17,12 +17,12 @@ use muser_cpu::{CpuExecutor, CpuOptions};
 use muser_engine::{
     DraftLength, Engine, EngineConfig, EngineHandle, Event, Request, SamplingParams, Submission, Usage,
 };
+use muser_kv_connector::{PackOptions, PackSource, PackUse, identity_of, weights_root};
 use muser_model::{Draft, Model};
 use muser_pack::{
     Area, Identity, KeyRing, Library, LibraryOptions, MemoryStore, ObjectName, PackError, PackStore,
     store::{Activity, CatalogStore, Listed, Put, ReadAt, Usage as StoreUsage},
 };
-use muser_prefix::{PackOptions, PackSource, PackUse, identity_of, weights_root};
 
 /// SplitMix64, so that a run can be repeated.
 pub struct Rng(pub u64);

@@ -80,7 +80,7 @@ pub enum PromptPart {
 
 /// The form that the answer must have. Reasoning is always free.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub enum Form {
+pub enum ResponseFormat {
     /// Any text.
     #[default]
     Free,
@@ -98,7 +98,7 @@ pub enum Form {
 
 /// A generation.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Work {
+pub struct GenerationParams {
     /// What the model reads.
     pub prompt: Prompt,
     /// Most tokens to generate.
@@ -124,7 +124,7 @@ pub struct Work {
     /// Alternatives to report with each token of the prompt.
     pub prompt_logprobs: Option<u8>,
     /// The answer's form.
-    pub form: Form,
+    pub form: ResponseFormat,
     /// The slot that the client names, for saving it later.
     pub slot: Option<usize>,
     /// Whether cached prefixes may be used.
@@ -145,7 +145,7 @@ pub struct Work {
     pub left_out: Vec<(String, String)>,
 }
 
-impl Work {
+impl GenerationParams {
     /// A generation with defaults.
     pub fn new(prompt: Prompt) -> Self {
         Self {
@@ -161,7 +161,7 @@ impl Work {
             choices: 1,
             logprobs: None,
             prompt_logprobs: None,
-            form: Form::Free,
+            form: ResponseFormat::Free,
             slot: None,
             use_cache: true,
             cache_salt: None,

@@ -1,6 +1,6 @@
 //! Between engine and packs: what was computed once is kept, and what is kept is not computed again.
 //!
-//! The engine knows no files and the packs know no engine; this crate is the [`muser_engine::PrefixSource`] that joins
+//! The engine knows no files and the packs know no engine; this crate is the [`muser_engine::KvConnector`] that joins
 //! them. Nothing here runs on the engine's thread but handing over:
 //!
 //! - one thread answers how far a prompt is stored (an index in memory),

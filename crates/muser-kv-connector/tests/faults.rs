@@ -9,8 +9,8 @@ use std::{
 };
 
 use muser_engine::{EngineConfig, Event, FinishReason, RestoreFailure};
+use muser_kv_connector::PackOptions;
 use muser_pack::{Area, MemoryStore, PackStore as _};
-use muser_prefix::PackOptions;
 use support::{Answer, Disk, Rng, Running, ask, config, read, request, start, start_with, wait_until};
 
 const PROMPT: usize = 800;

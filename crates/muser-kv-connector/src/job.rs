@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use muser_engine::Delivery;
+use muser_engine::BlockReceiver;
 use muser_pack::{Plan, Segment};
 
 /// One restore. Threads take its segments in order; when the last one that helps lets go, the delivery ends.
@@ -13,7 +13,7 @@ pub(crate) struct FetchJob {
     pub(crate) next: AtomicUsize,
     /// Keeps the segments from being removed.
     _leases: Mutex<Vec<Plan>>,
-    delivery: Mutex<Option<Delivery>>,
+    delivery: Mutex<Option<BlockReceiver>>,
     pub(crate) delivered: AtomicUsize,
     /// When it has taken too long, and how long that is.
     pub(crate) until: Option<Instant>,
@@ -24,7 +24,7 @@ impl FetchJob {
     pub(crate) fn new(
         segments: Vec<Segment>,
         leases: Vec<Plan>,
-        delivery: Delivery,
+        delivery: BlockReceiver,
         limit: Option<Duration>,
     ) -> Self {
         Self {
@@ -38,7 +38,7 @@ impl FetchJob {
         }
     }
 
-    pub(crate) fn delivery(&self) -> Option<Delivery> {
+    pub(crate) fn delivery(&self) -> Option<BlockReceiver> {
         self.delivery.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 

@@ -10,8 +10,8 @@ mod support;
 use std::time::Duration;
 
 use muser_engine::EngineConfig;
+use muser_kv_connector::PackOptions;
 use muser_pack::MemoryStore;
-use muser_prefix::PackOptions;
 use muser_testkit::resident_bytes;
 use support::{Disk, Rng, ask, config, request, start_with};
 

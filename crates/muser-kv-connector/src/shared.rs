@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use muser_engine::{PrefixOffer, PrefixQuery};
+use muser_engine::{PrefixExport, PrefixQuery};
 use muser_kv::CacheScope;
 use muser_pack::{Library, Scope};
 
@@ -66,7 +66,7 @@ pub(crate) struct Shared {
     pub(crate) options: PackOptions,
     pub(crate) queries: WorkQueue<PrefixQuery>,
     pub(crate) fetches: WorkQueue<Arc<FetchJob>>,
-    pub(crate) offers: WorkQueue<PrefixOffer>,
+    pub(crate) offers: WorkQueue<PrefixExport>,
     pub(crate) buffers: Arc<Buffers>,
     pub(crate) counters: Counters,
     /// Somebody waits for publications: go on without rests.
