@@ -1,8 +1,6 @@
 //! The ends of a request ([`Submission`] and the engine's ring) and of a fetch (`BlockReceiver`, with blocks in their place and as
 //! bytes), in every order of what two threads do: the files of the product over a model of the standard library. Each model
 //! finds the fault that is put in.
-//!
-//! Queues are a list behind a lock here; that theirs are right is their authors' business.
 #![allow(dead_code, reason = "the files are compiled for what is modelled of them")]
 #![allow(unreachable_pub, reason = "as in the product, where they are handed on")]
 #![allow(clippy::arc_with_non_send_sync, reason = "the threads of a model take turns on one")]
@@ -22,99 +20,7 @@ mod prefix {
 }
 
 mod sync {
-    use std::collections::VecDeque;
-    use std::task::Waker;
-
     pub(crate) use muser_testkit::model::*;
-
-    pub(crate) struct ArrayQueue<T>(Mutex<VecDeque<T>>, usize);
-
-    impl<T> ArrayQueue<T> {
-        pub(crate) fn new(capacity: usize) -> Self {
-            Self(Mutex::new(VecDeque::new()), capacity)
-        }
-
-        pub(crate) fn capacity(&self) -> usize {
-            self.1
-        }
-
-        pub(crate) fn len(&self) -> usize {
-            self.0.lock().expect("no panic").len()
-        }
-
-        pub(crate) fn push(&self, value: T) -> Result<(), T> {
-            let mut list = self.0.lock().expect("no panic");
-            if list.len() == self.1 {
-                return Err(value);
-            }
-            list.push_back(value);
-            Ok(())
-        }
-
-        pub(crate) fn pop(&self) -> Option<T> {
-            self.0.lock().expect("no panic").pop_front()
-        }
-    }
-
-    pub(crate) struct SegQueue<T>(ArrayQueue<T>);
-
-    impl<T> SegQueue<T> {
-        pub(crate) fn new() -> Self {
-            Self(ArrayQueue::new(usize::MAX))
-        }
-
-        pub(crate) fn push(&self, value: T) {
-            let _ = self.0.push(value);
-        }
-
-        pub(crate) fn pop(&self) -> Option<T> {
-            self.0.pop()
-        }
-
-        pub(crate) fn is_empty(&self) -> bool {
-            self.0.len() == 0
-        }
-    }
-
-    pub(crate) struct AtomicWaker(Mutex<Option<Waker>>);
-
-    impl AtomicWaker {
-        pub(crate) fn new() -> Self {
-            Self(Mutex::new(None))
-        }
-
-        pub(crate) fn register(&self, waker: &Waker) {
-            *self.0.lock().expect("no panic") = Some(waker.clone());
-        }
-
-        pub(crate) fn wake(&self) {
-            let waker = self.0.lock().expect("no panic").take();
-            if let Some(waker) = waker {
-                waker.wake();
-            }
-        }
-    }
-
-    pub(crate) struct OnceLock<T>(Mutex<Option<T>>);
-
-    impl<T: Copy> OnceLock<T> {
-        pub(crate) fn new() -> Self {
-            Self(Mutex::new(None))
-        }
-
-        pub(crate) fn set(&self, value: T) -> Result<(), T> {
-            let mut cell = self.0.lock().expect("no panic");
-            if cell.is_some() {
-                return Err(value);
-            }
-            *cell = Some(value);
-            Ok(())
-        }
-
-        pub(crate) fn get(&self) -> Option<Box<T>> {
-            self.0.lock().expect("no panic").map(Box::new)
-        }
-    }
 }
 
 use std::sync::Arc;

@@ -1,12 +1,13 @@
 //! Memory between store and engine: bounded, and used again, since fresh pages cost as much as the copy into them.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use crate::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// How often a thread that waits for memory looks whether it is still wanted.
 const LOOK: Duration = Duration::from_millis(10);
 /// Buffers that are kept when none is in use.
-const MOST_SPARE: usize = 4;
+pub(crate) const MOST_SPARE: usize = 4;
 
 #[derive(Debug, Default)]
 struct State {
@@ -31,7 +32,7 @@ pub(crate) struct Buffer {
 
 impl Buffers {
     pub(crate) fn new(limit_bytes: usize) -> Arc<Self> {
-        Arc::new(Self { state: Mutex::default(), returned: Condvar::new(), limit_bytes })
+        Arc::new(Self { state: Mutex::new(State::default()), returned: Condvar::new(), limit_bytes })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -60,10 +61,11 @@ impl Buffers {
         Some(Buffer { bytes, home: Arc::clone(self) })
     }
 
-    /// Bytes in use.
+    /// Bytes in use, and buffers that wait to be used again.
     #[cfg(test)]
-    pub(crate) fn bytes_out(&self) -> usize {
-        self.lock().bytes_out
+    pub(crate) fn census(&self) -> (usize, usize) {
+        let state = self.lock();
+        (state.bytes_out, state.spare.len())
     }
 }
 
@@ -85,47 +87,5 @@ impl Drop for Buffer {
         }
         drop(state);
         self.home.returned.notify_all();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-
-    use super::*;
-
-    #[test]
-    fn many_threads_together_stay_within_the_limit() {
-        let buffers = Buffers::new(1000);
-        let most = AtomicUsize::new(0);
-        std::thread::scope(|scope| {
-            for thread in 0..4 {
-                let (buffers, most) = (&buffers, &most);
-                scope.spawn(move || {
-                    for i in 0..200 {
-                        let buffer = buffers.take(100 + (i * 37 + thread) % 300, || false).expect("wanted");
-                        assert!(buffer.as_ref().len() >= 100);
-                        most.fetch_max(buffers.bytes_out(), SeqCst);
-                    }
-                });
-            }
-        });
-        assert!((100..=1000).contains(&most.into_inner()));
-        assert_eq!(buffers.bytes_out(), 0);
-        assert!(buffers.lock().spare.len() <= MOST_SPARE);
-    }
-
-    #[test]
-    fn one_that_is_larger_than_all_is_had_alone_and_who_gives_up_waits_no_longer() {
-        let buffers = Buffers::new(10);
-        let large = buffers.take(5000, || false).expect("alone");
-        assert!(buffers.take(1, || true).is_none());
-        let looks = AtomicUsize::new(0);
-        assert!(
-            buffers.take(1, || looks.fetch_add(1, SeqCst) > 2).is_none(),
-            "no room while the large one is out"
-        );
-        drop(large);
-        assert!(buffers.take(1, || false).is_some());
     }
 }

@@ -21,6 +21,9 @@ mod publish;
 mod queue;
 mod shared;
 mod source;
+mod sync;
+#[cfg(test)]
+mod tests;
 
 pub use figures::PackFigures;
 pub use identity::{IdentityError, WeightsFiles, identity_of, weights_root, without_draft};

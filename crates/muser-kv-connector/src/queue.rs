@@ -1,8 +1,9 @@
 //! A queue that threads wait at, and that can be closed.
 
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 #[derive(Debug)]
 struct State<T> {
@@ -85,39 +86,5 @@ impl<T> WorkQueue<T> {
         };
         self.changed.notify_all();
         drop(items);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_queue_is_bounded_waited_for_and_closed() {
-        let queue = WorkQueue::new(2);
-        assert_eq!((queue.push(1), queue.push(2), queue.push(3)), (Ok(()), Ok(()), Err(3)));
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                let mut sum = 0;
-                while let Some(item) = queue.take() {
-                    sum += item;
-                    queue.done();
-                }
-                assert_eq!(sum, 3);
-            });
-            assert!(queue.wait_until_empty(Duration::from_secs(20)));
-            assert_eq!(queue.depth(), 0);
-            queue.close();
-        });
-        assert_eq!((queue.push(4), queue.take()), (Err(4), None));
-    }
-
-    #[test]
-    fn work_in_hand_counts_as_waiting() {
-        let queue = WorkQueue::new(2);
-        assert!(queue.push(1).is_ok() && queue.take().is_some());
-        assert!(!queue.wait_until_empty(Duration::from_millis(5)));
-        queue.done();
-        assert!(queue.wait_until_empty(Duration::ZERO));
     }
 }

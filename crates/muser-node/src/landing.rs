@@ -1,12 +1,12 @@
 //! Where the rows of a prefix land: in the engine's memory, written in place where that can be.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use muser_engine::{BlockPlace, BlockReceiver};
 use muser_handoff::{Component, Place, Planes};
 use muser_kv::{BLOCK_LEN, KvGroup};
+
+use crate::sync::{Arc, BlockPlace, BlockReceiver, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Rows that have come before the engine has reserved memory for them, at most so many bytes.
 const MOST_EARLY: usize = 64 << 20;
@@ -45,6 +45,7 @@ struct State {
 /// The memory of a hand-off, stage by stage.
 pub(crate) struct Landing {
     planes: Planes,
+    most_early: usize,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -52,7 +53,12 @@ pub(crate) struct Landing {
 impl Landing {
     /// For an engine whose blocks are made of these planes.
     pub(crate) fn new(planes: Planes) -> Self {
-        Self { planes, state: Mutex::default(), changed: Condvar::new() }
+        Self::with_early(planes, MOST_EARLY)
+    }
+
+    /// The same with room for so many bytes before there is memory for them.
+    pub(crate) fn with_early(planes: Planes, most_early: usize) -> Self {
+        Self { planes, most_early, state: Mutex::new(State::default()), changed: Condvar::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -124,7 +130,7 @@ impl Landing {
                 drop(state);
                 return self.write(&memory, place, rows);
             }
-            if state.early_bytes + rows.len() <= MOST_EARLY {
+            if state.early_bytes + rows.len() <= self.most_early {
                 state.early_bytes += rows.len();
                 state.early.push((*place, rows.into()));
                 return true;

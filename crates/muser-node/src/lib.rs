@@ -31,6 +31,7 @@ mod quotes;
 mod seats;
 mod source;
 mod state;
+mod sync;
 mod told;
 
 pub use audit::Auditor;

@@ -11,6 +11,10 @@
 use std::cell::{Cell as StdCell, RefCell};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{LockResult, PoisonError};
+use std::time::Duration;
+
+mod queues;
 
 pub use loom::cell::UnsafeCell;
 pub use loom::sync::{Mutex, MutexGuard};
@@ -18,7 +22,9 @@ pub use loom::sync::{Mutex, MutexGuard};
 pub use std::sync::Arc;
 pub use std::sync::atomic::Ordering;
 
-/// What is wrong with all atomic operations.
+pub use queues::{ArrayQueue, AtomicWaker, OnceLock, SegQueue};
+
+/// What is wrong with all atomic operations, or with all condition variables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seed {
     /// Nothing.
@@ -27,6 +33,8 @@ pub enum Seed {
     NoTotalOrder,
     /// Every order is `Relaxed`: what one thread wrote before an operation another need not see after it.
     Relaxed,
+    /// Nobody who waits at a condition variable is woken.
+    LostWakes,
 }
 
 std::thread_local! {
@@ -104,6 +112,75 @@ atomic! {
     AtomicU32: u32 { swap, fetch_add, fetch_sub }
     AtomicUsize: usize { swap, fetch_add, fetch_sub }
     AtomicIsize: isize { swap, fetch_add, fetch_sub }
+}
+
+/// The standard library's of this name. No wait ends by the clock: whoever counts on that stands still here, and is found.
+#[derive(Debug)]
+pub struct Condvar(loom::sync::Condvar);
+
+/// What a wait with a limit says of it.
+#[derive(Clone, Copy, Debug)]
+pub struct InTime;
+
+impl InTime {
+    /// It is not.
+    pub fn timed_out(self) -> bool {
+        false
+    }
+}
+
+impl Condvar {
+    /// See there.
+    #[expect(clippy::new_without_default, reason = "as the one it stands for is made here")]
+    pub fn new() -> Self {
+        Self(loom::sync::Condvar::new())
+    }
+
+    /// See there.
+    ///
+    /// # Errors
+    /// As the standard library's, if a thread panicked.
+    pub fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> LockResult<MutexGuard<'a, T>> {
+        self.0.wait(guard)
+    }
+
+    /// See there.
+    ///
+    /// # Errors
+    /// As the standard library's, if a thread panicked.
+    pub fn wait_timeout<'a, T>(
+        &self,
+        guard: MutexGuard<'a, T>,
+        _: Duration,
+    ) -> LockResult<(MutexGuard<'a, T>, InTime)> {
+        match self.0.wait(guard) {
+            Ok(guard) => Ok((guard, InTime)),
+            Err(poisoned) => Err(PoisonError::new((poisoned.into_inner(), InTime))),
+        }
+    }
+
+    /// See there.
+    ///
+    /// # Errors
+    /// As the standard library's, if a thread panicked.
+    pub fn wait_timeout_while<'a, T>(
+        &self,
+        mut guard: MutexGuard<'a, T>,
+        limit: Duration,
+        mut waits: impl FnMut(&mut T) -> bool,
+    ) -> LockResult<(MutexGuard<'a, T>, InTime)> {
+        while waits(&mut guard) {
+            guard = self.wait_timeout(guard, limit)?.0;
+        }
+        Ok((guard, InTime))
+    }
+
+    /// See there.
+    pub fn notify_all(&self) {
+        if SEED.get() != Seed::LostWakes {
+            self.0.notify_all();
+        }
+    }
 }
 
 /// A thread, which can be unparked. (Loom's own would also wake one that waits for something else.)
@@ -227,6 +304,22 @@ mod tests {
         thread.join().expect("ends");
     }
 
+    /// One waits until the other calls.
+    fn call() {
+        let called = Arc::new((Mutex::new(false), Condvar::new()));
+        let caller = Arc::clone(&called);
+        let thread = spawn(move || {
+            *caller.0.lock().expect("no panic") = true;
+            caller.1.notify_all();
+        });
+        let waits = |called: &mut bool| !*called;
+        let guard = called.0.lock().expect("no panic");
+        let (guard, time) = called.1.wait_timeout_while(guard, Duration::ZERO, waits).expect("no panic");
+        assert!(*guard && !time.timed_out());
+        drop(guard);
+        thread.join().expect("ends");
+    }
+
     #[test]
     fn each_fault_is_found_where_it_matters() {
         check(2, both_look);
@@ -234,5 +327,8 @@ mod tests {
         assert!(finds(Seed::NoTotalOrder, 2, both_look));
         assert!(finds(Seed::Relaxed, 2, message));
         assert!(!finds(Seed::NoTotalOrder, 2, message));
+        check(2, call);
+        assert!(finds(Seed::LostWakes, 2, call));
+        assert!(!finds(Seed::Relaxed, 2, call));
     }
 }
