@@ -1,5 +1,9 @@
 //! The few parts of a URL that an HTTP/1.1 client needs: scheme, host, port and request target.
 //!
+//! By hand, although `url` and `http::Uri` exist: `url` would bring 26 crates into the default build (the tables of
+//! internationalised names) and repairs what it reads (tabs, backslashes, spaces), where a mistyped address should be refused by the
+//! character; `http::Uri` knows no `Location` relative to another address and does not say which character it minds.
+//!
 //! Credentials in the authority are refused rather than forwarded. [`std::fmt::Display`] leaves the query out: storage
 //! hosts sign it.
 
