@@ -21,6 +21,9 @@ mod pool_tests;
 mod probe;
 mod simd;
 mod sync;
+mod thread_count;
+#[cfg(test)]
+mod thread_count_tests;
 mod topology;
 mod weights;
 

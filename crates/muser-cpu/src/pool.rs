@@ -7,6 +7,9 @@
 //! see. A thread that waits spins for a while and then parks, at barriers as between jobs: whoever it waits for may have
 //! lost its processor to another program, which then moves to the one that the waiting thread leaves.
 //!
+//! How many of the threads take part is chosen from job to job ([`Pool::run_rows`], [`ThreadCount`]): beside programs that never rest,
+//! fewer threads are faster than more that wait for each other.
+//!
 //! Who gets which item is a race and must never change a result. A panic in a job breaks the barrier for the others
 //! and comes back to the caller as an error; the pool stays usable.
 #![allow(unsafe_code, reason = "hands a borrowed closure to other threads and waits for them")]
@@ -20,8 +23,9 @@ use crossbeam_utils::CachePadded;
 
 use crate::sync::{
     Arc, AtomicBool, AtomicU32, AtomicUsize, Builder, JoinHandle, Mutex, MutexGuard, Ordering, Thread,
-    UnsafeCell, current, park, spin, spin_for,
+    UnsafeCell, current, now, park, spin, spin_for,
 };
+use crate::thread_count::ThreadCount;
 use crate::topology::{Topology, pin_to};
 
 /// How long a thread without a job spins before it parks.
@@ -37,14 +41,16 @@ struct Shared {
     threads: usize,
     /// Turns to spin in a job before parking (2,000 are some 50 µs): few when threads have to take turns on processors.
     spins: u32,
-    /// Bumped to start a job; [`Self::job`] is valid from then until all are done.
-    epoch: CachePadded<AtomicU32>,
+    /// The newest job, see [`epoch_of`]; [`Self::job`] is valid from then until all who take part are done.
+    epoch: CachePadded<AtomicUsize>,
     job: UnsafeCell<Option<*const Job<'static>>>,
     /// Workers that have not finished the current job.
     running: CachePadded<AtomicUsize>,
     arrived: CachePadded<AtomicUsize>,
     phase: CachePadded<AtomicU32>,
     next: CachePadded<AtomicUsize>,
+    /// Microseconds that threads were parked in the current job, of all together.
+    parked_us: AtomicUsize,
     broken: AtomicBool,
     stop: AtomicBool,
     /// Is this thread about to park, or parked? Set before the thread looks a last time at what it waits for; looked at by
@@ -66,11 +72,28 @@ pub(crate) struct Pool {
     handles: Vec<JoinHandle<()>>,
     /// Processor of worker 0.
     caller: Option<usize>,
+    jobs: usize,
+    count: ThreadCount,
+}
+
+/// Bits of an epoch that say how many threads take part.
+const COUNT_BITS: u32 = 11;
+
+/// A job's number and how many threads take part in it: the first so many. In one word, so that whoever is left out knows it, however
+/// late he looks.
+fn epoch_of(job: usize, threads: usize) -> usize {
+    job << COUNT_BITS | threads
+}
+
+/// Does this thread take part?
+fn takes_part(epoch: usize, index: usize) -> bool {
+    index < epoch & ((1 << COUNT_BITS) - 1)
 }
 
 /// One thread's view of a job.
 pub(crate) struct Worker<'a> {
     shared: &'a Shared,
+    threads: usize,
     /// 0 to `threads - 1`.
     pub(crate) index: usize,
 }
@@ -83,12 +106,13 @@ impl Pool {
         let shared = Arc::new(Shared {
             threads,
             spins: if threads <= topology.processors.len().max(topology.threads) { 4000 } else { 16 },
-            epoch: CachePadded::new(AtomicU32::new(0)),
+            epoch: CachePadded::new(AtomicUsize::new(0)),
             job: UnsafeCell::new(None),
             running: CachePadded::new(AtomicUsize::new(0)),
             arrived: CachePadded::new(AtomicUsize::new(0)),
             phase: CachePadded::new(AtomicU32::new(0)),
             next: CachePadded::new(AtomicUsize::new(0)),
+            parked_us: AtomicUsize::new(0),
             broken: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             parked: (0..threads).map(|_| CachePadded::new(AtomicBool::new(false))).collect(),
@@ -98,7 +122,8 @@ impl Pool {
         // More threads than cores cannot be pinned one to a core.
         let cpus = if threads <= topology.processors.len() { topology.processors } else { Vec::new() };
         let caller = cpus.first().copied().filter(|_| threads > 1);
-        let mut pool = Self { shared, handles: Vec::new(), caller };
+        let count = ThreadCount::new(threads);
+        let mut pool = Self { shared, handles: Vec::new(), caller, jobs: 0, count };
         for index in 1..threads {
             let shared = Arc::clone(&pool.shared);
             let cpu = cpus.get(index).copied();
@@ -121,6 +146,24 @@ impl Pool {
 
     /// Runs `job` on all threads and waits for them. `Err` has the message of a panic.
     pub(crate) fn run<'a>(&mut self, job: &'a Job<'a>) -> Result<(), String> {
+        self.run_on(self.shared.threads, job)
+    }
+
+    /// Runs `job` on as many threads as are fastest just now. Jobs with equally many rows are taken for equally long; with 0 it is not
+    /// looked at how long this one takes.
+    pub(crate) fn run_rows<'a>(&mut self, rows: usize, job: &'a Job<'a>) -> Result<(), String> {
+        let begun = now();
+        let outcome = self.run_on(self.count.threads(), job);
+        if rows > 0 && self.shared.threads > 1 {
+            let parked = Duration::from_micros(self.shared.parked_us.load(Ordering::Relaxed) as u64);
+            self.count.note(rows, begun.elapsed(), parked);
+        }
+        outcome
+    }
+
+    /// Runs `job` on the first so many threads.
+    pub(crate) fn run_on<'a>(&mut self, threads: usize, job: &'a Job<'a>) -> Result<(), String> {
+        let threads = threads.clamp(1, self.shared.threads);
         let shared = &*self.shared;
         if let Some(caller) = lock(&shared.threads_known).first_mut()
             && caller.id() != current().id()
@@ -130,16 +173,19 @@ impl Pool {
         shared.arrived.store(0, Ordering::Relaxed);
         shared.next.store(0, Ordering::Relaxed);
         shared.broken.store(false, Ordering::Relaxed);
-        shared.running.store(shared.threads - 1, Ordering::Relaxed);
+        shared.running.store(threads - 1, Ordering::Relaxed);
+        shared.parked_us.store(0, Ordering::Relaxed);
         // SAFETY: the lifetime is only hidden: this function does not return before every worker is done with the job,
         // and no worker reads the cell now, because none is running.
         shared.job.with_mut(|cell| unsafe {
             *cell = Some(std::mem::transmute::<&'a Job<'a>, &'static Job<'static>>(job));
         });
-        shared.epoch.fetch_add(1, Ordering::SeqCst);
-        shared.wake(1..shared.threads);
-        let pinned = self.caller.map(pin_to);
-        run_guarded(shared, 0, job);
+        self.jobs += 1;
+        shared.epoch.store(epoch_of(self.jobs, threads), Ordering::SeqCst);
+        shared.wake(1..threads);
+        // Alone it goes where there is room.
+        let pinned = self.caller.filter(|_| threads > 1).map(pin_to);
+        run_guarded(&Worker { shared, threads, index: 0 }, job);
         shared.wait(0, || shared.running.load(Ordering::SeqCst) == 0);
         if let Some(pinned) = pinned {
             pinned.undo();
@@ -155,7 +201,7 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
-        self.shared.epoch.fetch_add(1, Ordering::SeqCst);
+        self.shared.epoch.store(epoch_of(self.jobs + 1, self.shared.threads), Ordering::SeqCst);
         self.shared.wake(1..self.shared.threads);
         for handle in self.handles.drain(..) {
             // A worker catches the panics of its jobs, so there is nothing to learn from the result.
@@ -167,7 +213,7 @@ impl Drop for Pool {
 impl Worker<'_> {
     /// Threads of the job.
     pub(crate) fn threads(&self) -> usize {
-        self.shared.threads
+        self.threads
     }
 
     /// Calls `f` with items of `0..count` until all have been given out, to any thread. Once per barrier.
@@ -187,11 +233,11 @@ impl Worker<'_> {
     pub(crate) fn barrier(&self) -> Result<(), Broken> {
         let shared = self.shared;
         let phase = shared.phase.load(Ordering::Relaxed);
-        if shared.arrived.fetch_add(1, Ordering::AcqRel) + 1 == shared.threads {
+        if shared.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.threads {
             shared.arrived.store(0, Ordering::Relaxed);
             shared.next.store(0, Ordering::Relaxed);
             shared.phase.store(phase.wrapping_add(1), Ordering::SeqCst);
-            shared.wake(0..shared.threads);
+            shared.wake(0..self.threads);
             return Ok(());
         }
         let passed = || shared.phase.load(Ordering::SeqCst) != phase;
@@ -205,7 +251,9 @@ impl Shared {
     #[inline]
     fn wait(&self, index: usize, done: impl Fn() -> bool) {
         if !spin(self.spins, &done) {
+            let begun = now();
             self.park(index, done);
+            self.parked_us.fetch_add(begun.elapsed().as_micros() as usize, Ordering::Relaxed);
         }
     }
 
@@ -245,9 +293,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Runs one thread's part; a panic is recorded and breaks the barrier.
-fn run_guarded(shared: &Shared, index: usize, job: &Job<'_>) {
-    let worker = Worker { shared, index };
-    if let Err(payload) = catch_unwind(AssertUnwindSafe(|| job(&worker))) {
+fn run_guarded(worker: &Worker<'_>, job: &Job<'_>) {
+    let shared = worker.shared;
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(|| job(worker))) {
         let text = payload
             .downcast_ref::<&str>()
             .map(ToString::to_string)
@@ -255,23 +303,23 @@ fn run_guarded(shared: &Shared, index: usize, job: &Job<'_>) {
             .unwrap_or_else(|| "a thread of the pool panicked".into());
         lock(&shared.message).get_or_insert(text);
         shared.broken.store(true, Ordering::SeqCst);
-        shared.wake(0..shared.threads);
+        shared.wake(0..worker.threads);
     }
 }
 
 fn work(shared: &Shared, index: usize) {
     let mut seen = 0;
     loop {
-        let epoch = wait_for_job(shared, index, seen);
-        seen = epoch;
+        seen = wait_for_job(shared, index, seen);
         if shared.stop.load(Ordering::SeqCst) {
             return;
         }
+        let threads = seen & ((1 << COUNT_BITS) - 1);
         // SAFETY: the epoch that we just saw was published after the cell was written, and the caller keeps the
         // closure alive until `running` is 0.
         let job = shared.job.with(|cell| unsafe { (*cell).map(|job| &*job) });
         if let Some(job) = job {
-            run_guarded(shared, index, job);
+            run_guarded(&Worker { shared, threads, index }, job);
         }
         if shared.running.fetch_sub(1, Ordering::SeqCst) == 1 {
             shared.wake(0..1);
@@ -279,11 +327,13 @@ fn work(shared: &Shared, index: usize) {
     }
 }
 
-/// Spins, then parks, until the epoch is another than `seen`.
-fn wait_for_job(shared: &Shared, index: usize, seen: u32) -> u32 {
-    if spin_for(SPIN, || shared.epoch.load(Ordering::Acquire) != seen) {
+/// Spins, then parks, until there is a job that this thread takes part in and has not seen; returns its epoch, which stays until the
+/// thread is done.
+fn wait_for_job(shared: &Shared, index: usize, seen: usize) -> usize {
+    let is_next = |epoch: usize| epoch != seen && takes_part(epoch, index);
+    if spin_for(SPIN, || is_next(shared.epoch.load(Ordering::Acquire))) {
         return shared.epoch.load(Ordering::Acquire);
     }
-    shared.park(index, || shared.epoch.load(Ordering::SeqCst) != seen);
+    shared.park(index, || is_next(shared.epoch.load(Ordering::SeqCst)));
     shared.epoch.load(Ordering::SeqCst)
 }

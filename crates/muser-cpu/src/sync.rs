@@ -8,6 +8,11 @@ pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering}
 pub(crate) use std::sync::{Arc, Mutex, MutexGuard};
 pub(crate) use std::thread::{Builder, JoinHandle, Thread, current, park};
 
+/// The time.
+pub(crate) fn now() -> Instant {
+    Instant::now()
+}
+
 /// A cell that the protocol around it keeps from being read and written at once.
 pub(crate) struct UnsafeCell<T>(cell::UnsafeCell<T>);
 

@@ -8,11 +8,26 @@
 mod loans;
 #[path = "../src/pool.rs"]
 mod pool;
+#[path = "../src/thread_count.rs"]
+mod thread_count;
 
 mod sync {
     use std::time::Duration;
 
     pub(crate) use muser_testkit::model::*;
+
+    // No time passes, so that the model does the same every time.
+    pub(crate) struct Instant;
+
+    impl Instant {
+        pub(crate) fn elapsed(&self) -> Duration {
+            Duration::ZERO
+        }
+    }
+
+    pub(crate) fn now() -> Instant {
+        Instant
+    }
 
     // To spin and then park is to park, with more orders to try.
     pub(crate) fn spin(_: u32, done: impl Fn() -> bool) -> bool {
@@ -85,6 +100,10 @@ impl Owned {
     fn run(&mut self, job: &(dyn Fn(&Worker<'_>) -> Result<(), Broken> + Sync)) -> Result<(), String> {
         self.0.as_mut().expect("there").run(job)
     }
+
+    fn run_on(&mut self, threads: usize, job: &(dyn Fn(&Worker<'_>) -> Result<(), Broken> + Sync)) {
+        self.0.as_mut().expect("there").run_on(threads, job).expect("no panic");
+    }
 }
 
 impl Drop for Owned {
@@ -95,12 +114,15 @@ impl Drop for Owned {
     }
 }
 
-/// Every thread writes its cell; behind the barrier all see all of them; items are given out once in each phase.
-fn phases(threads: usize, jobs: usize) {
-    let mut pool = Owned::new(threads);
-    let (cells, items) = (Cells::new(threads), AtomicUsize::new(0));
-    for job in 1..=jobs {
-        pool.run(&|worker| {
+/// In each job the first so many threads write their cell; behind the barrier all see all of them; items are given out once in each
+/// phase.
+fn phases(jobs: &[usize]) {
+    let most = jobs.iter().copied().max().expect("a job");
+    let mut pool = Owned::new(most);
+    let (cells, items) = (Cells::new(most), AtomicUsize::new(0));
+    for (job, &threads) in (1..).zip(jobs) {
+        pool.run_on(threads, &|worker| {
+            assert_eq!(worker.threads(), threads);
             cells.set(worker.index, job);
             worker.barrier()?;
             worker.share(1, |_| {
@@ -110,12 +132,11 @@ fn phases(threads: usize, jobs: usize) {
                 assert_eq!(cells.get(other), job);
             }
             Ok(())
-        })
-        .expect("no panic");
-        // What a job wrote its caller sees.
-        (0..threads).for_each(|at| cells.set(at, 0));
+        });
+        // What a job wrote its caller sees, and nobody who was left out is in it.
+        (0..most).for_each(|at| cells.set(at, 0));
     }
-    assert_eq!(items.load(Ordering::SeqCst), jobs);
+    assert_eq!(items.load(Ordering::SeqCst), jobs.len());
 }
 
 /// A worker that panics breaks the barrier for the other, and the next job runs.
@@ -158,8 +179,12 @@ fn loans() {
 
 #[test]
 fn jobs_and_barriers_hold_in_every_order() {
-    check(2, || phases(2, 2));
-    check(1, || phases(3, 1));
+    check(2, || phases(&[2, 2]));
+    check(1, || phases(&[3]));
+    // Threads that are left out of jobs, and come back.
+    check(2, || phases(&[1, 2]));
+    check(2, || phases(&[2, 1, 2]));
+    check(1, || phases(&[2, 3]));
 }
 
 #[test]
@@ -178,8 +203,8 @@ fn lent_blocks_are_the_borrowers_in_every_order() {
 #[test]
 fn faults_are_found() {
     std::panic::set_hook(Box::new(|_| {}));
-    assert!(finds(Seed::Relaxed, 2, || phases(2, 1)), "a cell read before it is written");
-    assert!(finds(Seed::NoTotalOrder, 2, || phases(2, 1)), "a thread that parks for ever");
+    assert!(finds(Seed::Relaxed, 2, || phases(&[2])), "a cell read before it is written");
+    assert!(finds(Seed::NoTotalOrder, 2, || phases(&[2])), "a thread that parks for ever");
     assert!(finds(Seed::NoTotalOrder, 2, a_panic), "a thread that parks for ever");
     assert!(finds(Seed::Relaxed, 2, loans), "bytes read before they are written");
 }

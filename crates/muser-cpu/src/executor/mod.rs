@@ -296,7 +296,7 @@ impl CpuExecutor {
             cut: Cut::new(crossing, if batch.wants_draft_context() { &self.taps } else { &[] }),
         };
         self.pool
-            .run(&|worker| context.run(worker))
+            .run_rows(self.rows.len(), &|worker| context.run(worker))
             .map_err(|what| ExecError::Device { device: "cpu".into(), what })?;
         if self.range.has_output() {
             out.reduce_to_argmax(batch, self.info.vocab);
@@ -461,7 +461,7 @@ impl DraftExecutor for CpuExecutor {
             let (round, next) = drafter.round(target, batch, first, &mut logits[at..]);
             at += round.logit_rows() * vocab;
             self.pool
-                .run(&|worker| round.run(worker))
+                .run_rows(0, &|worker| round.run(worker))
                 .map_err(|what| ExecError::Device { device: "cpu".into(), what })?;
             first = next;
         }

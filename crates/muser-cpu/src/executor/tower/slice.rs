@@ -38,7 +38,7 @@ impl Tower {
             };
             let count = SLICE.min(total - at);
             let slice = Slice::new(self, kernels, stage, at, count).ok_or_else(no_image)?;
-            if let Err(what) = pool.run(&|worker| slice.run(worker)) {
+            if let Err(what) = pool.run_rows(0, &|worker| slice.run(worker)) {
                 self.work = None;
                 return Err(ExecError::Device { device: "cpu".into(), what });
             }
