@@ -57,6 +57,20 @@ struct Trial {
     done: usize,
 }
 
+impl Trial {
+    /// The stretch in the middle of those with the number that there is (0) or with the other (1): one may have met something else.
+    fn median(&self, which: usize) -> f64 {
+        let mut sorted = [f64::INFINITY; STRETCHES / 2];
+        let mut count = 0;
+        for &mean in self.means[..self.done].iter().skip(which).step_by(2) {
+            sorted[count] = mean;
+            count += 1;
+        }
+        sorted.sort_by(f64::total_cmp);
+        sorted[count / 2]
+    }
+}
+
 /// When the next trial may be.
 #[derive(Debug)]
 struct Patience {
@@ -150,8 +164,7 @@ impl ThreadCount {
         if trial.done < 2 {
             return;
         }
-        let of = |first: usize| median(trial.means[..trial.done].iter().copied().skip(first).step_by(2));
-        let (now, other, tried) = (of(0), of(1), trial.other);
+        let (now, other, tried) = (trial.median(0), trial.median(1), trial.other);
         if trial.done < STRETCHES && other <= now * HOPELESS {
             return;
         }
@@ -172,11 +185,4 @@ impl ThreadCount {
     fn begin(&mut self, other: usize) {
         self.trial = Some(Trial { other, means: [0.0; STRETCHES], done: 0 });
     }
-}
-
-/// The one in the middle: of three stretches one may have met something else.
-fn median(means: impl Iterator<Item = f64>) -> f64 {
-    let mut sorted: Vec<f64> = means.collect();
-    sorted.sort_by(f64::total_cmp);
-    sorted[sorted.len() / 2]
 }

@@ -77,7 +77,8 @@ fn quality_against_the_model_in_f64() {
     let (model, golden) = bundled();
     let (ids, rows, hf) = (golden.u32("ids"), golden.u32("rows"), golden.f32("hf64_rows"));
     let vocab = model.geometry.vocab;
-    for (kv, most) in [(KvType::Int16, 0.008), (KvType::Int8, 0.008)] {
+    // Of seven rows; of all 384 below.
+    for (kv, most) in [(KvType::Int16, 0.009), (KvType::Int8, 0.0105)] {
         let (logits, _) = run(&model, kv, &ids);
         let found: Vec<f32> =
             rows.iter().flat_map(|row| logits[*row as usize * vocab..][..vocab].to_vec()).collect();
