@@ -76,6 +76,16 @@ impl<S: Simd> Packed<S> {
         S::i_shl_by(mantissa, shift)
     }
 
+    /// The scales of groups 0 and 1 of block `block` as halves of a lane, those of 2 and 3 as another's: 15 << 8 fits.
+    #[inline(always)]
+    pub(super) unsafe fn pairs(&self, block: usize) -> [S::I; 2] {
+        let word = S::i_interleave(self.words[block]);
+        let nibbles = S::i_splat(0x000f_000f);
+        let first = S::i_shl_halves(S::i_and(word, nibbles), S::i_and(S::i_shr::<4>(word), nibbles));
+        let mantissas = S::i_and(S::i_shr::<8>(word), nibbles);
+        [first, S::i_shl_halves(mantissas, S::i_and(S::i_shr::<12>(word), nibbles))]
+    }
+
     /// What a sum is worth that was made with these scales: a power of two.
     #[inline(always)]
     pub(super) unsafe fn unit(&self) -> S::F {

@@ -459,13 +459,44 @@ unsafe fn four_quarter<S: Simd, const T: usize, const C: usize>(
     scales: &Packed<S>,
     isum: &mut [S::I; T],
 ) {
-    four_group::<S, T, C, 0, 0, 1, 2, 3>(w, x, scales.scale(C, 0), isum);
-    four_group::<S, T, C, 0, 4, 5, 6, 7>(w, x, scales.scale(C, 1), isum);
-    four_group::<S, T, C, 1, 0, 1, 2, 3>(w, x, scales.scale(C, 2), isum);
-    four_group::<S, T, C, 1, 4, 5, 6, 7>(w, x, scales.scale(C, 3), isum);
+    if S::HALVES {
+        // The sum of a group is at most 16 * 12 * 127 and fits half a lane, so two go through one dot product with their scales.
+        let scales = scales.pairs(C);
+        let first = four_group::<S, T, C, 0, 0, 1, 2, 3>(w, x);
+        let second = four_group::<S, T, C, 0, 4, 5, 6, 7>(w, x);
+        four_pair::<S, T>(&first, &second, scales[0], isum);
+        let first = four_group::<S, T, C, 1, 0, 1, 2, 3>(w, x);
+        let second = four_group::<S, T, C, 1, 4, 5, 6, 7>(w, x);
+        return four_pair::<S, T>(&first, &second, scales[1], isum);
+    }
+    four_scale::<S, T>(&four_group::<S, T, C, 0, 0, 1, 2, 3>(w, x), scales.scale(C, 0), isum);
+    four_scale::<S, T>(&four_group::<S, T, C, 0, 4, 5, 6, 7>(w, x), scales.scale(C, 1), isum);
+    four_scale::<S, T>(&four_group::<S, T, C, 1, 0, 1, 2, 3>(w, x), scales.scale(C, 2), isum);
+    four_scale::<S, T>(&four_group::<S, T, C, 1, 4, 5, 6, 7>(w, x), scales.scale(C, 3), isum);
 }
 
-/// The 16 values with the activations of words `A` to `D` of half `H` of block `C`.
+/// Adds the sums of two groups, each times its scale: halves of `scales`.
+#[inline(always)]
+unsafe fn four_pair<S: Simd, const T: usize>(
+    first: &[S::I; T],
+    second: &[S::I; T],
+    scales: S::I,
+    isum: &mut [S::I; T],
+) {
+    for t in 0..T {
+        isum[t] = S::here(S::dp2(isum[t], S::i_pair(first[t], second[t]), scales));
+    }
+}
+
+/// Adds the sum of a group times its scale.
+#[inline(always)]
+unsafe fn four_scale<S: Simd, const T: usize>(dot: &[S::I; T], scale: S::I, isum: &mut [S::I; T]) {
+    for t in 0..T {
+        isum[t] = S::here(S::i_add(isum[t], S::i_mul(dot[t], scale)));
+    }
+}
+
+/// The sum of the 16 values with the activations of words `A` to `D` of half `H` of block `C`.
 #[inline(always)]
 unsafe fn four_group<
     S: Simd,
@@ -479,9 +510,7 @@ unsafe fn four_group<
 >(
     w: &Words<S>,
     x: &PanelBlock,
-    scale: S::I,
-    isum: &mut [S::I; T],
-) {
+) -> [S::I; T] {
     let at = 9 * C + 1 + 4 * H + A / 2;
     let codes = four::codes::<S>(word::<S, T>(w, at), word::<S, T>(w, at + 1));
     let mut dot = four::offsets::<S, T>(*x, x.width, 4 * C + 2 * H + A / 4);
@@ -494,9 +523,7 @@ unsafe fn four_group<
         };
     }
     for_rows!(T, row);
-    for t in 0..T {
-        isum[t] = S::here(S::i_add(isum[t], S::i_mul(dot[t], scale)));
-    }
+    dot
 }
 
 /// Q8_0: `groups` blocks of 32.

@@ -16,6 +16,7 @@ impl Simd for Avx512 {
     const ANY_BYTE: bool = true;
     const QUERIES: usize = 8;
     const PAIRS: bool = false;
+    const HALVES: bool = true;
     const BIAS: i32 = 128;
     type F = F;
     type I = I;
@@ -152,6 +153,21 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn i_shl_by(a: I, count: I) -> I {
         _mm512_sllv_epi32(a, count)
+    }
+    #[inline(always)]
+    unsafe fn i_shl_halves(a: I, count: I) -> I {
+        _mm512_sllv_epi16(a, count)
+    }
+    #[inline(always)]
+    unsafe fn i_pair(a: I, b: I) -> I {
+        _mm512_mask_blend_epi16(0xaaaa_aaaa, a, _mm512_slli_epi32::<16>(b))
+    }
+    #[inline(always)]
+    unsafe fn i_interleave(a: I) -> I {
+        _mm512_shuffle_epi8(
+            a,
+            _mm512_broadcast_i32x4(_mm_set_epi8(15, 13, 14, 12, 11, 9, 10, 8, 7, 5, 6, 4, 3, 1, 2, 0)),
+        )
     }
     #[inline(always)]
     unsafe fn i_shl<const K: u32>(a: I) -> I {

@@ -33,6 +33,8 @@ pub(crate) trait Simd: Copy + 'static {
     const ANY_BYTE: bool;
     /// Are digits of attention multiplied as pairs of 16 bits ([`Simd::dp2`]), because there is no dot product of signed bytes?
     const PAIRS: bool;
+    /// Can halves of lanes be shifted each by its own count in one instruction ([`Simd::i_shl_halves`])?
+    const HALVES: bool = false;
     /// What [`Simd::biased`] adds to signed bytes: 128 where a dot product takes one side unsigned, else 0.
     const BIAS: i32;
     /// `N` f32.
@@ -89,6 +91,27 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn any_top_bit(a: Self::I) -> bool;
     /// Every lane by a count of its own, 0 to 31.
     unsafe fn i_shl_by(a: Self::I, count: Self::I) -> Self::I;
+    /// Both halves of each lane, shifted left by the same half of `count`.
+    #[inline(always)]
+    unsafe fn i_shl_halves(a: Self::I, count: Self::I) -> Self::I {
+        let low = Self::i_splat(0xffff);
+        let lower = Self::i_shl_by(Self::i_and(a, low), Self::i_and(count, low));
+        let upper = Self::i_shl_by(Self::i_shr::<16>(a), Self::i_shr::<16>(count));
+        Self::i_pair(lower, upper)
+    }
+    /// The low halves of the lanes of `a`, and over them those of `b`.
+    #[inline(always)]
+    unsafe fn i_pair(a: Self::I, b: Self::I) -> Self::I {
+        Self::i_or(Self::i_and(a, Self::i_splat(0xffff)), Self::i_shl::<16>(b))
+    }
+    /// Bytes 0, 2, 1 and 3 of each lane, in this order.
+    #[inline(always)]
+    unsafe fn i_interleave(a: Self::I) -> Self::I {
+        let outer = Self::i_and(a, Self::i_splat(0xff00_00ff_u32 as i32));
+        let up = Self::i_and(Self::i_shl::<8>(a), Self::i_splat(0x00ff_0000));
+        let down = Self::i_and(Self::i_shr::<8>(a), Self::i_splat(0x0000_ff00));
+        Self::i_or(outer, Self::i_or(up, down))
+    }
     unsafe fn i_shl<const K: u32>(a: Self::I) -> Self::I;
     /// Zeros come in from above.
     unsafe fn i_shr<const K: u32>(a: Self::I) -> Self::I;

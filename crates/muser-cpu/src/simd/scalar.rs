@@ -26,6 +26,8 @@ impl Simd for Scalar {
     const ANY_BYTE: bool = true;
     const QUERIES: usize = 4;
     const PAIRS: bool = false;
+    // So that what other sets do in one instruction is tested.
+    const HALVES: bool = true;
     const BIAS: i32 = 0;
     type F = F;
     type I = I;
