@@ -29,7 +29,7 @@ pub struct ModelArgs {
     /// GPU of the wgpu backend: its number, or a part of its name; default: the fastest kind that there is, never software
     #[arg(long, value_name = "NAME|N")]
     pub adapter: Option<String>,
-    /// Threads of the CPU backend; default: what the machine and its limits allow
+    /// Most threads of the CPU backend, which takes fewer while other programs make that faster; default: what the machine and its limits allow
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
     /// Most tokens that prompt and answer may have together; default: as many as the model allows, up to 32768
