@@ -213,8 +213,9 @@ mod tests {
             let error = names(text).expect_err(text);
             assert!(error.contains(sign), "{text}: {error}");
         }
-        let many: Vec<String> = (0..17).map(|n| format!("cuda:{n}")).collect();
+        let many: Vec<String> = (47..64).map(|n| format!("cuda:{n}")).collect();
         assert!(names(&many.join(",")).expect_err("too many").contains("17 devices"));
+        assert_eq!(names(&many[1..].join(",")).expect("as many as are taken").split(' ').count(), 16);
     }
 
     #[test]

@@ -125,6 +125,21 @@ proptest! {
 }
 
 #[test]
+fn of_equal_devices_the_first_one_is_taken() {
+    let devices = [0, 1, 2].map(|id| device(id, Kind::Cuda, 24 << 30, 936.0));
+    let plan = plan_auto(&released(), &devices, &usual()).expect("each has room");
+    assert_eq!(plan.parts.iter().map(|part| part.device).collect::<Vec<_>>(), [0]);
+}
+
+#[test]
+fn what_is_left_to_others_is_a_share_and_no_less_than_they_need() {
+    let left = |kind, gib: u64| device(0, kind, gib << 30, 1.0).reserve() >> 20;
+    assert_eq!([8, 100].map(|gib| left(Kind::Processor, gib)), [1024, 5120]);
+    assert_eq!([24, 100].map(|gib| left(Kind::Cuda, gib)), [512, 2048]);
+    assert_eq!([8, 100].map(|gib| left(Kind::Wgpu, gib)), [256, 2048]);
+}
+
+#[test]
 fn every_known_card_has_a_plan_with_an_ordinary_processor() {
     let model = released();
     for card in KNOWN {
@@ -175,6 +190,8 @@ fn what_does_not_fit_says_what_is_missing_and_what_would_fit() {
     // K and V alone.
     let wide = wish(Asked::fixed(131_072), Asked::fixed(6), KvType::Int16);
     let card = device(0, Kind::Cuda, 24 << 30, 936.0);
+    let none = plan(&model, &[(card.clone(), None)], Some(&ram), &wide).expect_err("no room for K and V");
+    assert_eq!(none.ways.len(), 3, "the nearest of four: {none}");
     let none = plan(&model, &[(card, None)], None, &wide).expect_err("no room for K and V");
     let asks: Vec<&str> = none.ways.iter().map(|way| way.ask.as_str()).collect();
     assert!(asks.contains(&"--parallel 1") && asks.iter().any(|ask| ask.starts_with("--ctx ")), "{asks:?}");

@@ -69,8 +69,13 @@ pub(crate) fn read(path: &Path, limit: u64) -> Result<Option<Zeroizing<Vec<u8>>>
     Ok(Some(bytes))
 }
 
-/// Replaces a private file in one step.
+/// Replaces a private file in one step. After a power cut it is what it was or what it is to be.
 pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), NodeError> {
+    replace(path, bytes, File::sync_all)
+}
+
+/// `sync` forces a file, or the names in a folder, to the disk.
+fn replace(path: &Path, bytes: &[u8], sync: impl Fn(&File) -> std::io::Result<()>) -> Result<(), NodeError> {
     let folder = path.parent().unwrap_or(Path::new("."));
     create_folder(folder)?;
     let mut random = [0; 8];
@@ -78,11 +83,14 @@ pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), NodeError> {
     let partial = path.with_extension(format!("{:016x}.new", u64::from_le_bytes(random)));
     let written = private().write(true).create_new(true).open(&partial).and_then(|mut file| {
         file.write_all(bytes)?;
-        file.sync_all()?;
+        sync(&file)?;
         std::fs::rename(&partial, path)
     });
-    if written.is_err() {
-        let _ = std::fs::remove_file(&partial);
+    match written {
+        Err(_) => drop(std::fs::remove_file(&partial)),
+        // The name, too: a code that was used up, or a node that was removed, does not come back with the power. Not every
+        // system opens folders.
+        Ok(()) => drop(File::open(folder).and_then(|folder| sync(&folder))),
     }
     written.map_err(|error| NodeError::file(path, error))
 }
@@ -132,4 +140,28 @@ fn check_owner(meta: &Metadata) -> Result<(), String> {
 #[cfg(not(unix))]
 fn check_owner(meta: &Metadata) -> Result<(), String> {
     if meta.is_file() { Ok(()) } else { Err("it is not a regular file".into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_has_its_name_only_when_it_is_on_the_disk_and_then_the_name_is_put_there() {
+        let home = tempfile::tempdir().expect("a folder");
+        let path = home.path().join("node.file");
+        write(&path, b"old").expect("written");
+        let seen = std::cell::RefCell::new(Vec::new());
+        let look = |file: &File| {
+            let shown = String::from_utf8(std::fs::read(&path)?).map_err(std::io::Error::other)?;
+            seen.borrow_mut().push((file.metadata()?.is_dir(), shown));
+            Ok(())
+        };
+        replace(&path, b"new", look).expect("written");
+        let expected = if cfg!(unix) { 2 } else { 1 };
+        assert_eq!(*seen.borrow(), [(false, "old".into()), (true, "new".into())][..expected]);
+        replace(&path, b"lost", |_| Err(std::io::Error::other("no disk"))).expect_err("not synced");
+        assert_eq!(std::fs::read(&path).expect("read"), b"new");
+        assert_eq!(std::fs::read_dir(home.path()).expect("listed").count(), 1, "nothing is left beside it");
+    }
 }

@@ -522,6 +522,23 @@ fn requests_that_may_not_be_made() {
 }
 
 #[test]
+fn a_span_and_questions_may_be_as_large_as_the_limits_say() {
+    let span = |cut, window, stages: u32| crate::Span {
+        cut,
+        window,
+        stages: (1..=stages).map(|stage| 256 * stage).collect(),
+    };
+    assert_eq!(span(1 << 20, 1 << 20, 64).check(), Ok(()));
+    for more in [span((1 << 20) + 1, 1, 0), span(1, (1 << 20) + 1, 0), span(1 << 20, 1, 65)] {
+        assert!(more.check().is_err(), "{more:?}");
+    }
+    let (mut consumer, _) = links(false, false);
+    let quote = Quote { question: 0, identity: IDENTITY, positions: 1, held: 0, hashes: vec![] };
+    let asked = (0..65).filter_map(|_| consumer.ask(quote.clone(), Duration::ZERO)).count();
+    assert_eq!(asked, 64);
+}
+
+#[test]
 fn a_frame_belongs_to_a_limit_before_memory_is_taken() {
     for kind in [Kind::Hello, Kind::Load, Kind::Quoted, Kind::Begin, Kind::Seal, Kind::Abort] {
         assert!(kind.limit() <= 8 << 10);

@@ -273,17 +273,43 @@ async fn a_node_is_looked_at_without_an_engine() {
     assert!(crate::visit(here.path(), &silent, time).await.is_err());
 }
 
+#[test]
+fn as_many_codes_are_open_and_nodes_known_as_the_limit_says() {
+    let home = home();
+    for open in 0..16 {
+        assert!(crate::invite(home.path(), Rights::default()).is_ok(), "{open} are open");
+    }
+    let refused = crate::invite(home.path(), Rights::default()).expect_err("one too many");
+    assert!(refused.is_usage() && refused.to_string().contains("at most 16"), "{refused}");
+    let mut registry = Registry::default();
+    let mut add = |n: u16| {
+        let mut key = [7; 32];
+        key[..2].copy_from_slice(&n.to_le_bytes());
+        registry.add(Entry::new(&format!("n{n}"), None, NodeKey(key), Rights::default()))
+    };
+    (0..256).for_each(|n| add(n).expect("within the limit"));
+    assert!(add(256).expect_err("one too many").to_string().contains("at most 256"));
+}
+
+/// A code of which ten minutes are over, and one whose ten minutes have not begun: the clock was turned back.
 #[tokio::test]
-async fn a_late_code_is_void() {
+async fn a_code_is_void_outside_of_its_time() {
+    for late in [true, false] {
+        a_code_is_void(late).await;
+    }
+}
+
+async fn a_code_is_void(late: bool) {
     let (there, here) = (home(), home());
     let node = serve(there.path()).await;
     let code = crate::invite(there.path(), Rights::default()).expect("a code");
-    // As if it had been made ten minutes ago.
+    // As if it had been made ten minutes ago, or were to be made in a minute.
     let path = there.path().join("keys").join("node.invitations");
     let mut bytes = std::fs::read(&path).expect("read");
     let mut until = [0; 8];
     until.copy_from_slice(&bytes[32..40]);
-    let until = u64::from_le_bytes(until) - crate::CODE_TIME.as_secs();
+    let until = u64::from_le_bytes(until);
+    let until = if late { until - crate::CODE_TIME.as_secs() } else { until + 60 };
     bytes[32..40].copy_from_slice(&until.to_le_bytes());
     std::fs::write(&path, bytes).expect("written");
     let address = node.addresses()[0].to_string();

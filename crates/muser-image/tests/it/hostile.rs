@@ -75,6 +75,7 @@ fn a_header_that_promises_too_much_is_refused_before_anything_is_allocated() {
     assert!(peak() - before < 32 << 20, "{} bytes more", peak() - before);
     let long = vec![0; MAX_ENCODED_BYTES + 1];
     assert_eq!(decode(&long), Err(ImageError::Encoded(MAX_ENCODED_BYTES + 1)));
+    assert!(matches!(decode(&long[1..]), Err(ImageError::Format(_))), "at the limit it is looked at");
 }
 
 #[test]
