@@ -7,9 +7,10 @@ use muser_kv::KvGroup;
 use proptest::prelude::*;
 
 use super::{Memory, assert_complete, fetch_of, give, links, refusals, sends, series, take};
-use crate::consumer::Event;
+use crate::consumer::{Consumer, Event};
 use crate::frame::{Begin, ChunkHead, Frame, Progress};
 use crate::link::{Doing, Link};
+use crate::producer::Wants;
 use crate::{FetchEnd, Nonce, Plan, RangeSet, Series, TransferId};
 
 /// All that a producer says in one transfer.
@@ -307,6 +308,43 @@ fn what_is_held_is_not_sent_and_refused_if_it_is() {
 }
 
 #[test]
+fn a_chunk_that_is_being_written_is_not_admitted_again() {
+    let mut bench = bench(series(700, &[], false, |_, _| false), 40, false);
+    let (head, rows) = bench.said.chunks.remove(0);
+    assert!(matches!(bench.consumer.admit(&head, rows.len(), Duration::ZERO), Ok(Some(_))));
+    let again = bench.consumer.admit(&head, rows.len(), Duration::ZERO).expect_err("it is under way");
+    assert_eq!(refusals(&again), ["again"]);
+}
+
+#[test]
+fn credit_is_used_to_its_last_byte_and_comes_back_where_nothing_was_sent() {
+    let now = Duration::ZERO;
+    let (mut consumer, mut producer) = links(false, false);
+    let wanted = series(700, &[], false, |_, _| false);
+    let plan = Arc::clone(wanted.plan());
+    let (transfer, request) = consumer.fetch(fetch_of(wanted), Nonce([9; 16]), now).expect("a transfer");
+    producer.frame(request, now);
+    producer.with_producer(transfer, |producer| producer.begin(&[], Nonce([10; 16]), now));
+    let credit = plan.payload_bytes(&plan.place(0).expect("a chunk")) as u64;
+    producer.frame(Frame::Progress(Progress::Consumer { transfer, credit, verified: 0, installed: 0 }), now);
+    let producer = producer.producer(transfer).expect("it goes on");
+    assert_eq!((producer.wants(0), producer.wants(1)), (Wants::Rows, Wants::Wait));
+    producer.unpromise(0);
+    assert_eq!((producer.wants(1), producer.wants(0)), (Wants::Rows, Wants::Wait));
+}
+
+#[test]
+fn nothing_is_installed_that_was_not_ready() {
+    let mut bench = bench(series(700, &[256], false, |_, _| false), 40, false);
+    for boundary in [256, 512, 700] {
+        let install = |consumer: &mut Consumer| consumer.installed(boundary, Duration::ZERO);
+        assert_eq!(bench.consumer.with_consumer(bench.transfer, install).len(), 0, "{boundary}");
+    }
+    bench.deliver_all();
+    assert_eq!((bench.ready, bench.ended), (vec![256, 700], Some(FetchEnd::Installed)));
+}
+
+#[test]
 fn a_recorded_transfer_is_refused_wherever_it_is_played_again() {
     let wanted = || series(600, &[], false, |_, _| false);
     let recorded = bench(wanted(), 50, false).said;
@@ -403,7 +441,7 @@ fn silence_lateness_and_cancelling_end_it_on_both_sides() {
         let begun = producer.with_producer(transfer, |producer| producer.begin(&[], Nonce([2; 16]), now));
         consumer.frame(sends(&begun).remove(0), now);
         let doing = match what {
-            "cancelled" => consumer.with_consumer(transfer, crate::consumer::Consumer::cancel),
+            "cancelled" => consumer.with_consumer(transfer, Consumer::cancel),
             "late" => consumer.tick(Duration::from_millis(300)),
             _ => {
                 assert!(sends(&consumer.tick(Duration::from_millis(1400))).len() == 1, "a sign of life");
