@@ -20,6 +20,8 @@ const FILTER: &str = "model_name=~\"$model\",instance=~\"$instance\"";
 enum Ask {
     /// A gauge as it is, by server.
     Now(&'static str),
+    /// The same with a legend of its own.
+    NowBy(&'static str, &'static str),
     /// A counter a second, all servers together.
     Rate(&'static str, &'static str),
     /// The same for each value of a label.
@@ -36,7 +38,7 @@ struct Panel {
     asks: &'static [Ask],
 }
 
-use Ask::{Now, Rate, RateBy, Share, Times};
+use Ask::{Now, NowBy, Rate, RateBy, Share, Times};
 
 const PANELS: &[Panel] = &[
     Panel {
@@ -78,6 +80,7 @@ const PANELS: &[Panel] = &[
         asks: &[
             RateBy("vllm:request_success", "finished_reason"),
             Rate("muser:requests_cancelled", "client went away"),
+            Rate("muser:kv_transfer_params_ignored", "named a node"),
         ],
     },
     Panel {
@@ -164,6 +167,45 @@ const PANELS: &[Panel] = &[
         unit: "s",
         asks: &[Times("muser:pack_export_seconds")],
     },
+    Panel {
+        title: "Prompts that nodes were asked about, a second, by what became of them",
+        unit: "reqps",
+        asks: &[RateBy("muser:node_handoffs", "outcome"), RateBy("muser:node_resumptions", "on")],
+    },
+    Panel {
+        title: "Prompts read for nodes, a second",
+        unit: "reqps",
+        asks: &[RateBy("muser:node_requests", "outcome")],
+    },
+    Panel {
+        title: "Tokens read by nodes and for nodes, a second",
+        unit: "short",
+        asks: &[
+            Rate("muser:node_prompt_tokens", "by nodes"),
+            Rate("muser:node_prompt_tokens_given", "for nodes"),
+        ],
+    },
+    Panel { title: "Rows of nodes", unit: "Bps", asks: &[RateBy("muser:node_bytes", "direction")] },
+    Panel { title: "Asking nodes", unit: "s", asks: &[Times("muser:node_quote_seconds")] },
+    Panel { title: "Hand-offs", unit: "s", asks: &[Times("muser:node_transfer_seconds")] },
+    Panel {
+        title: "Nodes not believed, a second: frames, connections, audits",
+        unit: "short",
+        asks: &[
+            RateBy("muser:node_refusals", "refusal"),
+            RateBy("muser:node_handshakes_failed", "reason"),
+            RateBy("muser:node_audits", "outcome"),
+        ],
+    },
+    Panel {
+        title: "Nodes: state, hand-offs that go on",
+        unit: "short",
+        asks: &[
+            NowBy("muser:node_state", "{{node}} {{state}}"),
+            NowBy("muser:node_fetching", "from {{node}}"),
+            NowBy("muser:node_giving", "to {{node}}"),
+        ],
+    },
     Panel { title: "Connections", unit: "short", asks: &[Now("muser:connections")] },
 ];
 
@@ -230,9 +272,9 @@ fn make(metrics: &[Metric]) -> Result<String> {
         ]},
         "panels": panels,
     });
-    // A line for each value, so that a change shows as one, without the indentation that would be a third of the file.
-    let pretty = serde_json::to_string_pretty(&dashboard)?;
-    Ok(pretty.lines().flat_map(|line| [line.trim_start(), "\n"]).collect())
+    // A line for each panel, so that a change shows as one.
+    let text = serde_json::to_string(&dashboard)?;
+    Ok(text.replace("{\"id\":", "\n{\"id\":").replace("{\"datasource\":", "\n{\"datasource\":") + "\n")
 }
 
 fn source() -> Value {
@@ -255,9 +297,8 @@ impl Panel {
         };
         let mut target = |expression: String, legend: String| {
             let id = char::from(b'A' + targets.len() as u8).to_string();
-            targets.push(
-                json!({"refId": id, "datasource": source(), "expr": expression, "legendFormat": legend}),
-            );
+            // Where it comes from is said once, by the panel.
+            targets.push(json!({"refId": id, "expr": expression, "legendFormat": legend}));
         };
         let rate = |name: &str| format!("rate({name}_total{{{FILTER}}}[$__rate_interval])");
         for ask in self.asks {
@@ -266,6 +307,10 @@ impl Panel {
                     get(name, Kind::Gauge)?;
                     let short = name.rsplit(':').next().unwrap_or(name);
                     target(format!("{name}{{{FILTER}}}"), format!("{short} {{{{instance}}}}"));
+                }
+                NowBy(name, legend) => {
+                    get(name, Kind::Gauge)?;
+                    target(format!("{name}{{{FILTER}}}"), (*legend).to_owned());
                 }
                 Rate(name, legend) => {
                     get(name, Kind::Counter)?;
@@ -295,8 +340,8 @@ impl Panel {
         Ok(json!({
             "id": number + 1, "type": "timeseries", "title": self.title, "description": helps.join(". ") + ".",
             "datasource": source(), "gridPos": {"h": 8, "w": 8, "x": number % 3 * 8, "y": number / 3 * 8},
-            "fieldConfig": {"defaults": {"unit": self.unit, "min": 0}, "overrides": []},
-            "options": {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi"}},
+            "fieldConfig": {"defaults": {"unit": self.unit, "min": 0}},
+            "options": {"tooltip": {"mode": "multi"}},
             "targets": targets,
         }))
     }

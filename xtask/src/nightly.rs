@@ -2,6 +2,7 @@
 //! something says so. Each writes its line of a report, which is committed under `receipts/nightly/` by hand.
 
 mod fuzz;
+mod gateways;
 mod job;
 mod long;
 mod report;
@@ -69,6 +70,11 @@ fn parts() -> Vec<Part> {
             "soak",
             "muser serve under mixed load for --hours: memory flat, no 5xx, equal answers",
             soak::run,
+        ),
+        part(
+            "gateways",
+            "vllm-router, smg, sglang-router and HAProxy before three servers, one killed and back",
+            gateways::run,
         ),
         part(
             "miri",

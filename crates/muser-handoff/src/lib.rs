@@ -55,6 +55,7 @@ pub use peers::{
 };
 pub use plan::{MAX_POSITIONS, MAX_STAGES, Place, Plan, Span};
 pub use planes::{Component, MAX_CHUNK_BYTES, Plane, Planes};
+pub use private::{lock as lock_private, read as read_private, write as write_private};
 pub use ranges::{MAX_RANGES, RangeSet};
 pub use refusal::{Refusal, Refusals};
 pub use registry::{Entry, Registry, Rights, check_address};

@@ -43,7 +43,10 @@ impl Stamp {
 }
 
 /// Reads a private file; `None` if there is none.
-pub(crate) fn read(path: &Path, limit: u64) -> Result<Option<Zeroizing<Vec<u8>>>, NodeError> {
+///
+/// # Errors
+/// If others could have written or read it, or it has more bytes than `limit`.
+pub fn read(path: &Path, limit: u64) -> Result<Option<Zeroizing<Vec<u8>>>, NodeError> {
     let mut options = OpenOptions::new();
     options.read(true);
     #[cfg(unix)]
@@ -70,7 +73,10 @@ pub(crate) fn read(path: &Path, limit: u64) -> Result<Option<Zeroizing<Vec<u8>>>
 }
 
 /// Replaces a private file in one step. After a power cut it is what it was or what it is to be.
-pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), NodeError> {
+///
+/// # Errors
+/// If it cannot be written.
+pub fn write(path: &Path, bytes: &[u8]) -> Result<(), NodeError> {
     replace(path, bytes, File::sync_all)
 }
 
@@ -96,7 +102,10 @@ fn replace(path: &Path, bytes: &[u8], sync: impl Fn(&File) -> std::io::Result<()
 }
 
 /// One process at a time changes what this file stands for.
-pub(crate) fn lock(path: &Path) -> Result<File, NodeError> {
+///
+/// # Errors
+/// If there cannot be a lock.
+pub fn lock(path: &Path) -> Result<File, NodeError> {
     create_folder(path.parent().unwrap_or(Path::new(".")))?;
     let path = path.with_extension("lock");
     let lock = private().write(true).create(true).truncate(false).open(&path);

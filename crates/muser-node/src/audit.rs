@@ -77,6 +77,7 @@ fn run(audits: &Receiver<Audit>, nodes: &NodeUse, engine: &EngineHandle, planes:
             None => {}
             Some(true) => Counters::add(&nodes.counters.audited, 1),
             Some(false) => {
+                Counters::add(&nodes.counters.unequal, 1);
                 Counters::add(&nodes.counters.audited, 1);
                 nodes.reject(&audit.node);
                 engine.forget_prefixes();

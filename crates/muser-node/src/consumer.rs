@@ -177,7 +177,7 @@ impl Consumer {
         };
         let waiting: Vec<Arc<str>> = nodes.iter().map(|peer| Arc::clone(&peer.peer.name)).collect();
         let until = now + self.options.ask_for;
-        let asked = Question { query, ids, until, waiting: waiting.clone(), answers: Vec::new() };
+        let asked = Question { query, ids, began: now, until, waiting: waiting.clone(), answers: Vec::new() };
         self.questions.insert(question, asked);
         for node in waiting {
             let mut answer = Quoting { question, node: Arc::clone(&node), tell: Some(self.tell.clone()) };
@@ -199,7 +199,7 @@ impl Consumer {
         let Some(hello) = peer.hello.as_ref().filter(|_| peer.connected) else { return false };
         let named = self.options.only.as_ref().is_none_or(|only| only.iter().any(|other| **other == **name));
         let well = self.circuits.get(name).is_none_or(|circuit| circuit.lets_through(now));
-        let rejected = self.nodes.is_rejected(name);
+        let rejected = !self.nodes.may_be_asked(name, &hello.build);
         let draining = peer.load.as_ref().is_some_and(|(load, _)| load.draining);
         named
             && well
@@ -213,6 +213,7 @@ impl Consumer {
 
     fn decide(&mut self, question: u32, now: Instant) {
         let Some(asked) = self.questions.remove(&question) else { return };
+        self.counters.quote_time.record(asked.began.elapsed());
         let (held, cut) = (asked.query.known(), asked.ids.len());
         let peers = self.peers.list();
         let peer = |name: &Arc<str>| peers.iter().find(|peer| peer.peer.name == *name);
@@ -255,6 +256,8 @@ impl Consumer {
             priority: (128 - asked.query.priority().clamp(-127, 128)).clamp(0, 255) as u8,
             landing: Arc::new(Landing::new(self.facts.planes.clone())),
             until: now + budget,
+            began: None,
+            progress: Arc::default(),
             known: held as u32,
             ids: asked.ids,
             stages: stages.clone(),
@@ -418,12 +421,15 @@ impl Consumer {
             landing: Arc::clone(&job.landing),
             counters: Arc::clone(&self.counters),
             kept: job.kept.clone(),
+            progress: Arc::clone(&job.progress),
             tell: Mutex::new(self.tell.clone()),
         };
         let budget = job.until.saturating_duration_since(Instant::now());
         let fetch = Fetch { series: *series, budget, priority: job.priority };
         let fetching = self.peers.fetch(node, fetch, Arc::new(sink));
         job.request = Some(Request { node: Arc::clone(node), turn, fetching, cut });
+        job.began.get_or_insert_with(Instant::now);
+        self.nodes.note_running(id, node, job.cut(), &job.progress);
     }
 
     /// A node that has begun behind a stage cannot give its window: then the stage is asked for by itself.
@@ -479,6 +485,9 @@ impl Consumer {
                 circuit.note_success();
                 if job.known >= job.cut() {
                     Counters::add(&self.counters.installed, 1);
+                    if let Some(began) = job.began {
+                        self.counters.transfer_time.record(began.elapsed());
+                    }
                     self.audit(id, node);
                     self.drop_job(id);
                 }
@@ -569,6 +578,7 @@ impl Consumer {
 
     fn drop_job(&mut self, id: JobId) {
         let Some(job) = self.jobs.remove(&id) else { return };
+        self.nodes.note_over(id);
         job.landing.close();
         if let Some(request) = job.request {
             self.circuits.entry(request.node).or_default().note_nothing();

@@ -1,6 +1,27 @@
 //! What is counted.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use muser_engine::{HistogramSnapshot, LATENCY_BOUNDS_S};
+
+/// Times, in the engine's buckets. A few a second are recorded, never on the engine's thread.
+#[derive(Debug, Default)]
+pub(crate) struct Times(Mutex<HistogramSnapshot>);
+
+impl Times {
+    pub(crate) fn record(&self, time: Duration) {
+        let seconds = time.as_secs_f64();
+        let mut times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        times.counts[LATENCY_BOUNDS_S.partition_point(|&bound| bound < seconds)] += 1;
+        times.sum_s += seconds;
+    }
+
+    fn snapshot(&self) -> HistogramSnapshot {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 macro_rules! figures {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
@@ -8,17 +29,27 @@ macro_rules! figures {
         #[derive(Debug, Default)]
         pub(crate) struct Counters {
             $(pub(crate) $name: AtomicU64,)*
+            pub(crate) quote_time: Times,
+            pub(crate) transfer_time: Times,
         }
 
         /// The figures at one moment.
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq)]
         pub struct NodeFigures {
             $($(#[$doc])* pub $name: u64,)*
+            /// From asking nodes about a prompt to the choice.
+            pub quote_time: HistogramSnapshot,
+            /// Of hand-offs that came to their end, from the first request on.
+            pub transfer_time: HistogramSnapshot,
         }
 
         impl Counters {
             pub(crate) fn snapshot(&self) -> NodeFigures {
-                NodeFigures { $($name: self.$name.load(Ordering::Relaxed),)* }
+                NodeFigures {
+                    $($name: self.$name.load(Ordering::Relaxed),)*
+                    quote_time: self.quote_time.snapshot(),
+                    transfer_time: self.transfer_time.snapshot(),
+                }
             }
         }
     };
@@ -47,6 +78,8 @@ figures! {
     overtaken,
     /// Hand-offs of which rows were computed here, too, and compared.
     audited,
+    /// Of these, that differed.
+    unequal,
     /// Bytes of rows that came.
     received_bytes,
     /// Requests of peers taken.
@@ -55,6 +88,8 @@ figures! {
     busy,
     /// Requests of peers that were given to their end.
     given,
+    /// Positions of these.
+    given_positions,
     /// Requests of peers that ended because the memory was needed.
     gone,
     /// Requests of peers that were cancelled, or whose connection was lost for too long.

@@ -12,6 +12,7 @@ use muser_kv::{BLOCK_LEN, CacheScope, KvGroup};
 use crate::audit::START_BLOCKS;
 use crate::figures::Counters;
 use crate::landing::{Block, Landing};
+use crate::progress::Progress;
 use crate::told::{JobId, Told};
 
 /// A request that goes on.
@@ -42,6 +43,9 @@ pub(crate) struct Job {
     pub(crate) with_draft: bool,
     pub(crate) pace: Arc<LocalPace>,
     pub(crate) until: Instant,
+    /// The first request.
+    pub(crate) began: Option<Instant>,
+    pub(crate) progress: Arc<Progress>,
     pub(crate) priority: u8,
     pub(crate) landing: Arc<Landing>,
     /// The stage that the engine has memory for.
@@ -100,6 +104,7 @@ pub(crate) struct JobSink {
     pub(crate) landing: Arc<Landing>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) kept: Option<Kept>,
+    pub(crate) progress: Arc<Progress>,
     pub(crate) tell: Mutex<Sender<Told>>,
 }
 
@@ -125,6 +130,7 @@ impl Sink for JobSink {
         }
         if taken {
             Counters::add(&self.counters.received_bytes, rows.len() as u64);
+            self.progress.note_bytes(rows.len());
         }
         taken
     }
@@ -134,8 +140,9 @@ impl Sink for JobSink {
         self.tell(Told::Ready { job: self.job, turn: self.turn, boundary });
     }
 
-    fn progress(&self, _: u32, rest: Option<Duration>) {
+    fn progress(&self, rows: u32, rest: Option<Duration>) {
         self.landing.note_alive();
+        self.progress.note_rows(rows);
         if let Some(rest) = rest {
             self.tell(Told::Rest { job: self.job, turn: self.turn, rest });
         }

@@ -152,11 +152,15 @@ impl Serving for Producer {
         };
         Counters::add(&shared.counters.served, 1);
         let scope = Self::scope_of(&peer.key, &request.tenant);
+        let positions = u64::from(request.span.cut);
         let giving = Giving { request, outlet: Arc::clone(&outlet), scope, seat };
         let started = std::thread::Builder::new().name("node-give".into()).spawn(move || {
             let shared = Arc::clone(&giving.seat.shared);
             let counter = match give(giving) {
-                Ended::Acknowledged => &shared.counters.given,
+                Ended::Acknowledged => {
+                    Counters::add(&shared.counters.given_positions, positions);
+                    &shared.counters.given
+                }
                 Ended::Aborted(Reason::Gone) => &shared.counters.gone,
                 Ended::Aborted(_) | Ended::Lost => &shared.counters.cancelled,
             };

@@ -20,6 +20,7 @@ const LAST_ROWS: f64 = 2048.0;
 pub(crate) struct Question {
     pub(crate) query: PrefixQuery,
     pub(crate) ids: Arc<[u32]>,
+    pub(crate) began: Instant,
     /// Nothing is waited for after this.
     pub(crate) until: Instant,
     /// Nodes that have not answered.

@@ -8,8 +8,7 @@ use muser_engine::{KvConnector, PrefixExport, PrefixQuery};
 use muser_handoff::{Facts, Peers};
 
 use crate::consumer::Consumer;
-use crate::figures::Counters;
-use crate::nodes::{Audits, NodeUse};
+use crate::nodes::NodeUse;
 use crate::options::NodeOptions;
 use crate::told::Told;
 
@@ -29,10 +28,7 @@ impl NodeSource {
         options: NodeOptions,
     ) -> std::io::Result<(Self, NodeUse)> {
         let (tell, hear): (Sender<Told>, Receiver<Told>) = channel();
-        let counters = Arc::new(Counters::default());
-        let rejected = Arc::default();
-        let audits = Audits::default();
-        let handle = NodeUse { counters, audits, rejected };
+        let handle = NodeUse::default();
         let mut consumer = Consumer::new(peers, facts, options, handle.clone(), tell.clone());
         std::thread::Builder::new().name("node-fetch".into()).spawn(move || {
             loop {

@@ -21,6 +21,7 @@ use crate::dashboard::{Board, Machine, NodePart};
 use crate::error::{ApiError, ServerError};
 use crate::keys::Keys;
 use crate::metrics::Metrics;
+use crate::nodes::{Handoff, KnownNodes, NodeTotals};
 use crate::packs::Packs;
 use crate::pictures::{Pictures, Reader};
 use crate::routes::responses::Responses;
@@ -89,9 +90,6 @@ pub struct Loaded {
     pub board: Board,
 }
 
-/// Says how the nodes are that this server knows.
-type Nodes = Box<dyn Fn() -> Vec<NodePart> + Send + Sync>;
-
 /// The shared state.
 pub struct App {
     /// The configuration.
@@ -105,7 +103,7 @@ pub struct App {
     loaded: OnceLock<Arc<Loaded>>,
     packs: OnceLock<Arc<Packs>>,
     machine: OnceLock<Arc<Machine>>,
-    nodes: OnceLock<Nodes>,
+    nodes: OnceLock<Box<dyn KnownNodes>>,
     stopping: AtomicBool,
     counter: AtomicU64,
     random: SystemRandom,
@@ -177,14 +175,28 @@ impl App {
         self.machine.get()
     }
 
-    /// Tells the dashboard of other nodes. A second call has no effect.
-    pub fn attach_nodes(&self, nodes: impl Fn() -> Vec<NodePart> + Send + Sync + 'static) {
+    /// Tells the server of other nodes. A second call has no effect.
+    pub fn attach_nodes(&self, nodes: impl KnownNodes + 'static) {
         let _ = self.nodes.set(Box::new(nodes));
     }
 
     /// The nodes as they are now.
     pub fn nodes(&self) -> Vec<NodePart> {
-        self.nodes.get().map_or_else(Vec::new, |nodes| nodes())
+        self.nodes.get().map_or_else(Vec::new, |nodes| nodes.states())
+    }
+
+    /// What nodes did for this server, and it for them.
+    pub fn node_totals(&self) -> NodeTotals {
+        self.nodes.get().map_or_else(NodeTotals::default, |nodes| nodes.totals())
+    }
+
+    /// Prompts that nodes read for this server now; how long they are is their owners' business.
+    pub fn handoffs(&self) -> Vec<Handoff> {
+        let mut now = self.nodes.get().map_or_else(Vec::new, |nodes| nodes.handoffs());
+        if !self.shows_sizes() {
+            now.iter_mut().for_each(|one| (one.positions, one.rows, one.bytes) = (0, 0, 0));
+        }
+        now
     }
 
     /// Remembers how things stand, once there is a model.

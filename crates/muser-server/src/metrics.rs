@@ -5,47 +5,21 @@
 //! read by tests; there is no global state.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use muser_engine::{HistogramSnapshot, LATENCY_BOUNDS_S};
 use prometheus_client::encoding::text::encode;
-use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
-use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+use serde_json::{Map, Value};
 
 use crate::backend::Snapshot;
-use crate::dashboard::Clocks;
-
-type Labels = Vec<(String, String)>;
-type FloatGauge = Gauge<f64, std::sync::atomic::AtomicU64>;
-
-/// A histogram that the engine keeps, as it was when the metrics were last read.
-#[derive(Clone, Debug, Default)]
-struct Totals(Arc<Mutex<HistogramSnapshot>>);
-
-impl Totals {
-    fn set(&self, now: &HistogramSnapshot) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = *now;
-    }
-}
-
-impl EncodeMetric for Totals {
-    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let now = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let bounds = LATENCY_BOUNDS_S.into_iter().chain([f64::INFINITY]);
-        let buckets: Vec<(f64, u64)> = bounds.zip(now.counts).collect();
-        encoder.encode_histogram::<NoLabelSet>(now.sum_s, now.count(), &buckets, None)
-    }
-
-    fn metric_type(&self) -> MetricType {
-        MetricType::Histogram
-    }
-}
+use crate::dashboard::{Clocks, NodePart};
+use crate::node_metrics::NodeMetrics;
+use crate::nodes::NodeTotals;
+use crate::registration::{FloatGauge, Labels, Totals, counter, gauge, register};
 
 /// All metrics of one loaded model.
 #[derive(Debug)]
@@ -81,6 +55,7 @@ pub struct Metrics {
     draft_rounds: Totals,
     restores: Totals,
     exports: Totals,
+    nodes: NodeMetrics,
     images_encoded: Counter,
     image_rows_encoded: Counter,
     image_cache_hits: Counter,
@@ -92,6 +67,7 @@ pub struct Metrics {
     drafted: Counter,
     drafted_accepted: Counter,
     accepted_by_place: Family<Labels, Counter>,
+    transfer_params: Counter,
     /// Requests whose client went away before the end.
     pub cancelled: Counter,
     /// Times that old parts of a text went because the context was full.
@@ -245,6 +221,7 @@ impl Metrics {
                 "KV blocks copied out for packs, between two steps",
                 Totals::default(),
             ),
+            nodes: NodeMetrics::new(&mut all),
             images_encoded: counter(
                 &mut all,
                 "muser:images_encoded",
@@ -292,9 +269,24 @@ impl Metrics {
                 "muser:context_shifts",
                 "Times that old parts of a text went because the context was full",
             ),
+            transfer_params: counter(
+                &mut all,
+                "muser:kv_transfer_params_ignored",
+                "Requests that named a node in kv_transfer_params, which is not asked",
+            ),
             connections: gauge(&mut all, "muser:connections", "Open connections"),
             clocks: Clocks::default(),
             registry: all,
+        }
+    }
+
+    /// A request may say by which node its prompt was read. No address that comes in a request is dialled, so that is counted
+    /// and nothing else.
+    pub fn note_transfer_params(&self, body: &Map<String, Value>) {
+        let named = body.get("kv_transfer_params").and_then(Value::as_object);
+        let is_some = |(key, value): (&String, &Value)| key.starts_with("remote_") && !value.is_null();
+        if named.is_some_and(|named| named.iter().any(is_some)) {
+            self.transfer_params.inc();
         }
     }
 
@@ -315,7 +307,7 @@ impl Metrics {
     }
 
     /// The text for a scraper.
-    pub fn encode(&self, now: &Snapshot) -> String {
+    pub fn encode(&self, now: &Snapshot, totals: &NodeTotals, nodes: &[NodePart]) -> String {
         self.running.set(now.running as i64);
         self.waiting.set(now.waiting as i64);
         self.kv_usage.set(now.kv_blocks_used as f64 / now.kv_blocks_total.max(1) as f64);
@@ -329,6 +321,7 @@ impl Metrics {
         self.draft_rounds.set(&now.draft_rounds);
         self.restores.set(&now.restores);
         self.exports.set(&now.exports);
+        self.nodes.set(totals, now.handed_tokens, nodes);
         for (family, totals) in
             [(&self.restore_failures, &now.restore_failures), (&self.pack_refusals, &now.pack_refusals)]
         {
@@ -364,22 +357,6 @@ impl Metrics {
         let _ = encode(&mut text, &self.registry);
         text
     }
-}
-
-fn register<M>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M
-where
-    M: prometheus_client::registry::Metric + Clone,
-{
-    registry.register(name, help, metric.clone());
-    metric
-}
-
-fn counter(registry: &mut Registry, name: &str, help: &str) -> Counter {
-    register(registry, name, help, Counter::default())
-}
-
-fn gauge(registry: &mut Registry, name: &str, help: &str) -> Gauge {
-    register(registry, name, help, Gauge::default())
 }
 
 /// The clock of one choice of a request.
@@ -460,7 +437,17 @@ mod tests {
         now.steps.counts[2] = 2;
         now.steps.counts[22] = 1;
         now.steps.sum_s = 200.5;
-        let text = metrics.encode(&now);
+        let handed = NodeTotals {
+            outcomes: vec![("handed", 2), ("local_sooner", 1)],
+            refusals: vec![("nonce", 3)],
+            ..NodeTotals::default()
+        };
+        let box_ = |state: &str| {
+            vec![NodePart { name: "box".into(), state: state.into(), fetching: 1, ..NodePart::default() }]
+        };
+        now.handed_tokens = 899;
+        metrics.encode(&now, &handed, &box_("unproven"));
+        let text = metrics.encode(&now, &handed, &box_("ready"));
         for line in [
             "vllm:num_requests_running{model_name=\"tiny \\\"quoted\\\"\"} 2",
             "vllm:num_requests_waiting{model_name=\"tiny \\\"quoted\\\"\"} 3",
@@ -483,6 +470,11 @@ mod tests {
             "muser:step_seconds_bucket{model_name=\"tiny \\\"quoted\\\"\",le=\"0.005\"} 2",
             "muser:step_seconds_bucket{model_name=\"tiny \\\"quoted\\\"\",le=\"160.0\"} 2",
             "muser:step_seconds_bucket{model_name=\"tiny \\\"quoted\\\"\",le=\"+Inf\"} 3",
+            "muser:node_handoffs_total{model_name=\"tiny \\\"quoted\\\"\",outcome=\"handed\"} 2",
+            "muser:node_refusals_total{model_name=\"tiny \\\"quoted\\\"\",refusal=\"nonce\"} 3",
+            "muser:node_prompt_tokens_total{model_name=\"tiny \\\"quoted\\\"\"} 899",
+            "muser:node_state{model_name=\"tiny \\\"quoted\\\"\",node=\"box\",state=\"ready\"} 1",
+            "muser:node_fetching{model_name=\"tiny \\\"quoted\\\"\",node=\"box\"} 1",
             "# EOF",
         ] {
             assert!(text.contains(line), "{line} is missing in:\n{text}");
@@ -509,6 +501,7 @@ mod tests {
             assert!(text.contains(&format!("vllm:{name}")), "{name} is missing");
         }
         // Reading twice gives the same totals.
-        assert_eq!(text, metrics.encode(&now));
+        assert_eq!(text, metrics.encode(&now, &handed, &box_("ready")));
+        assert!(!text.contains("unproven"), "one state at a time");
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use muser_server::ServerConfig;
 use muser_server::dashboard::{Bandwidth, FIGURES, Machine, Mark, NodePart, Report, VERSION};
+use muser_server::nodes::{Handoff, KnownNodes, NodeTotals};
 use serde_json::{Value, json};
 use support::client::send;
 use support::{Answer, Running, Script, Scripted, get, post, request};
@@ -30,6 +31,22 @@ fn read(answer: &Answer) -> Report {
 
 fn value(report: &Report, id: &str) -> Option<f64> {
     report.figures.iter().find(|figure| figure.id == id).unwrap_or_else(|| panic!("{id}")).value
+}
+
+struct Desk(NodePart);
+
+impl KnownNodes for Desk {
+    fn states(&self) -> Vec<NodePart> {
+        vec![self.0.clone()]
+    }
+
+    fn totals(&self) -> NodeTotals {
+        NodeTotals { served: vec![("given", 4)], ..NodeTotals::default() }
+    }
+
+    fn handoffs(&self) -> Vec<Handoff> {
+        vec![Handoff { node: self.0.name.clone(), positions: 900, rows: 512, bytes: 77 }]
+    }
 }
 
 async fn keyed(engine: Scripted, shared: bool) -> (Running, tempfile::TempDir) {
@@ -159,7 +176,7 @@ async fn sizes_and_addresses_are_their_owners() {
     for shared in [false, true] {
         let slow = Scripted::new(|_| Script { pace: Duration::from_millis(500), ..Script::saying(SAYS) });
         let (server, _folder) = keyed(slow, shared).await;
-        server.app.attach_nodes(move || vec![node()]);
+        server.app.attach_nodes(Desk(node()));
         assert_eq!(get(server.address, ROUTE).await.status, 401);
         let key = "authorization: Bearer secret-one\r\n";
         let body = asked().to_string();
@@ -170,6 +187,18 @@ async fn sizes_and_addresses_are_their_owners() {
         assert_eq!(states, [if shared { "writing" } else { "busy" }, "idle", "idle", "idle"]);
         assert_eq!(found.nodes.list[0].name, "desk");
         assert_eq!(found.nodes.list[0].fault.is_some(), shared);
+        let slots = request(server.address, "GET", "/slots", key, b"").await.json();
+        let handoff = json!({
+            "node": "desk",
+            "n_prompt_tokens": if shared { 900 } else { 0 },
+            "n_rows": if shared { 512 } else { 0 },
+            "n_bytes": if shared { 77 } else { 0 },
+        });
+        assert_eq!(slots[0]["handoffs"], json!([handoff]));
+        let metrics = request(server.address, "GET", "/metrics", key, b"").await;
+        let metrics = metrics.text();
+        assert!(metrics.contains("outcome=\"given\"} 4") && metrics.contains("node=\"desk\""), "{metrics}");
+        assert!(!metrics.contains("10.0.0.7"), "{metrics}");
         drop(running);
         server.stop().await;
     }

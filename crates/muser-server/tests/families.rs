@@ -46,6 +46,58 @@ async fn text_completions() {
     server.stop().await;
 }
 
+#[tokio::test]
+async fn what_gateways_ask() {
+    let server = Running::saying("one").await;
+    let ask = async |path: &str| get(server.address, path).await.json();
+    let name = ask("/v1/models").await["data"][0]["id"].clone();
+    for path in ["/model_info", "/get_model_info", "/server_info", "/get_server_info"] {
+        let said = ask(path).await;
+        assert_eq!(said["served_model_name"], name, "{path}");
+        // A gateway would look for these on a hub.
+        assert!(said.get("model_path").is_none() && said.get("tokenizer_path").is_none(), "{path}");
+    }
+    assert_eq!(ask("/server_info").await["max_running_requests"], 4);
+    let load = ask("/get_load").await;
+    assert_eq!((&load[0]["num_reqs"], &load[0]["num_waiting_reqs"]), (&json!(0), &json!(0)));
+    let loads = ask("/v1/loads?include=core").await;
+    assert_eq!((&loads["loads"][0]["num_total_reqs"], &loads["dp_rank_count"]), (&json!(0), &json!(1)));
+    assert_eq!(ask("/load").await, json!({"server_load": 0}));
+    server.stop().await;
+}
+
+/// Nobody is dialled because a request says so: nothing listens there, and the answer is the one without.
+#[tokio::test]
+async fn a_node_that_a_request_names_is_counted_and_not_asked() {
+    let server = Running::saying("one two").await;
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.set_nonblocking(true).expect("so that it does not wait");
+    let address = listener.local_addr().expect("an address");
+    let named = json!({
+        "do_remote_prefill": true, "remote_engine_id": "nobody",
+        "remote_host": address.ip().to_string(), "remote_port": address.port(),
+    });
+    let first = json!({"do_remote_decode": true, "remote_engine_id": null, "remote_host": null});
+    for (params, counted) in [(&first, 0), (&json!("text"), 0), (&named, 1), (&named, 2)] {
+        let body = json!({"prompt": "a", "max_tokens": 50, "kv_transfer_params": params});
+        let said = post(server.address, "/v1/completions", &body).await;
+        assert_eq!(said.json()["choices"][0]["text"], "one two", "{params}");
+        let metrics = get(server.address, "/metrics").await;
+        let line = format!(
+            "muser:kv_transfer_params_ignored_total{{model_name=\"{}\"}} {counted}",
+            name_of(&server).await
+        );
+        assert!(metrics.text().contains(&line), "{line} in {}", metrics.text());
+    }
+    assert!(listener.accept().is_err(), "somebody dialled");
+    server.stop().await;
+}
+
+async fn name_of(server: &Running) -> String {
+    let models = get(server.address, "/v1/models").await.json();
+    models["data"][0]["id"].as_str().expect("a name").to_owned()
+}
+
 fn named(answer: &Answer) -> Vec<(String, Value)> {
     let mut found = Vec::new();
     let mut name = String::new();

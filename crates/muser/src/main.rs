@@ -23,6 +23,8 @@ mod images;
 mod inspect;
 mod interrupt;
 mod model_file;
+mod node_notes;
+mod node_watch;
 mod nodes;
 mod npy;
 mod one_sequence;

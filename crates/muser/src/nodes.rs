@@ -1,13 +1,14 @@
 //! Nodes for the commands that compute: whom prompts are handed to, and who may hand prompts to this one.
 
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use muser_backend::ExecutorInfo;
 use muser_engine::{EngineHandle, KvConnector, Sources};
-use muser_handoff::{Node, NodeConfig, PeerState, Peers as _, Serving, known_names};
+use muser_handoff::{Facts, Fit, Node, NodeConfig, PeerState, Peers as _, Serving, known_names};
 use muser_kv_connector::{identity_of, weights_root, without_draft};
 use muser_model::{Draft, Model};
 use muser_node::{
@@ -15,8 +16,11 @@ use muser_node::{
 };
 use muser_pack::{FingerprintCache, KeyFile};
 use muser_server::dashboard::NodePart;
+use muser_server::nodes::{Handoff, KnownNodes, NodeTotals};
 
 use crate::env_vars;
+use crate::node_notes::{Notes, Ours};
+use crate::node_watch::{NodeWatch, Watched};
 use crate::output::{Console, HintExt as _, usage_error};
 
 /// How long a start waits for the first connection to a node: prompts that come before are read here.
@@ -29,6 +33,8 @@ pub struct NodeWish {
     pub use_of: NodeChoice,
     /// Where to listen for nodes that hand prompts to this one.
     pub listen: Option<SocketAddr>,
+    /// It runs for long: nodes are shown to compute the same bits before they are asked.
+    pub proves: bool,
     /// Nothing else is done here: there are no clients that other nodes' requests would come after.
     pub serves_alone: bool,
 }
@@ -66,10 +72,13 @@ impl NodeWish {
 /// The node of this process. Dropping it ends its connections.
 pub struct Nodes {
     node: Arc<Node>,
-    facts: muser_handoff::Facts,
+    facts: Facts,
     producer: Option<Arc<Producer>>,
     handle: Option<NodeUse>,
     auditor: Option<Auditor>,
+    watch: Option<NodeWatch>,
+    home: PathBuf,
+    proves: bool,
     runtime: Option<tokio::runtime::Runtime>,
 }
 
@@ -111,12 +120,18 @@ pub fn open(
         .thread_name("muser-node")
         .enable_all()
         .build()?;
-    let config = NodeConfig { home, listen: wish.listen.into_iter().collect(), dial: true };
+    let ours = Ours::of(&facts);
+    if let Err(error) = Notes::update(&home, |notes| notes.ours = Some(ours)) {
+        tracing::warn!("what is computed here is not kept for `muser node list`: {error}");
+    }
+    let config = NodeConfig { home: home.clone(), listen: wish.listen.into_iter().collect(), dial: true };
     let node = runtime.block_on(Node::start(config, serving)).context("the node of this process")?;
     for address in node.addresses() {
         console.note(format!("nodes may hand prompts over at {address}; its key is {}", node.key()));
     }
-    let mut nodes = Nodes { node, facts, producer, handle: None, auditor: None, runtime: Some(runtime) };
+    let proves = wish.proves;
+    let (handle, auditor, watch, runtime) = (None, None, None, Some(runtime));
+    let mut nodes = Nodes { node, facts, producer, handle, auditor, watch, home, proves, runtime };
     if wish.use_of == NodeChoice::Off {
         return Ok((prefixes, nodes));
     }
@@ -133,7 +148,7 @@ pub fn open(
 }
 
 /// The names of the nodes to use; all of them must be known.
-fn names(wish: &NodeWish, home: &std::path::Path) -> anyhow::Result<Option<Vec<String>>> {
+fn names(wish: &NodeWish, home: &Path) -> anyhow::Result<Option<Vec<String>>> {
     if wish.use_of == NodeChoice::Off {
         return Ok(None);
     }
@@ -160,6 +175,14 @@ impl Nodes {
         }
         if let Some(handle) = &self.handle {
             self.auditor = Some(Auditor::start(handle, engine.clone(), &self.facts)?);
+            self.watch = Some(NodeWatch::start(Watched {
+                home: self.home.clone(),
+                node: Arc::clone(&self.node),
+                facts: self.facts.clone(),
+                handle: handle.clone(),
+                engine: engine.clone(),
+                prove: self.proves,
+            })?);
         }
         Ok(())
     }
@@ -170,28 +193,22 @@ impl Nodes {
     }
 
     /// What it says of itself.
-    pub fn facts(&self) -> &muser_handoff::Facts {
+    pub fn facts(&self) -> &Facts {
         &self.facts
     }
 
-    /// Says for the dashboard how the nodes are, whenever it is asked.
-    pub fn states(&self) -> impl Fn() -> Vec<NodePart> + Send + Sync + use<> {
-        let (node, handle) = (Arc::clone(&self.node), self.handle.clone());
-        move || {
-            let state = |peer: PeerState| {
-                let rejected = handle.as_ref().is_some_and(|handle| handle.is_rejected(&peer.peer.name));
-                NodePart {
-                    name: peer.peer.name.to_string(),
-                    connected: peer.connected,
-                    reads_for_us: !rejected && peer.hello.is_some_and(|hello| hello.serves_prefill),
-                    round_trip_s: peer.round_trip.map(|time| time.as_secs_f64()),
-                    bytes_per_s: peer.link_rate,
-                    fetching: peer.fetching,
-                    giving: peer.giving,
-                    fault: if rejected { Some("it gave other bits".to_owned()) } else { peer.last_fault },
-                }
-            };
-            node.list().into_iter().map(state).collect()
+    /// The folder that they are known in.
+    pub fn home(&self) -> &Path {
+        &self.home
+    }
+
+    /// What the server is told of them.
+    pub fn known(&self) -> impl KnownNodes + use<> {
+        Known {
+            node: Arc::clone(&self.node),
+            facts: self.facts.clone(),
+            handle: self.handle.clone(),
+            producer: self.producer.clone(),
         }
     }
 
@@ -229,10 +246,107 @@ impl Nodes {
 impl Drop for Nodes {
     fn drop(&mut self) {
         self.auditor = None;
+        self.watch = None;
         self.node.stop();
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
+    }
+}
+
+/// See [`Nodes::known`].
+struct Known {
+    node: Arc<Node>,
+    facts: Facts,
+    handle: Option<NodeUse>,
+    producer: Option<Arc<Producer>>,
+}
+
+impl Known {
+    /// `ready`, or why a node is not asked.
+    fn state_of(&self, peer: &PeerState) -> &'static str {
+        let (name, handle) = (&peer.peer.name, self.handle.as_ref());
+        let Some(hello) = peer.hello.as_ref().filter(|_| peer.connected) else { return "unreachable" };
+        let fits = Fit::of(&self.facts, hello) == Fit::Exact && hello.window >= self.facts.window;
+        let draining = peer.load.as_ref().is_some_and(|(load, _)| load.draining);
+        if handle.is_some_and(|handle| handle.is_rejected(name)) {
+            "aside"
+        } else if !hello.serves_prefill {
+            "no_prompts"
+        } else if !fits {
+            "unlike"
+        } else if draining {
+            "draining"
+        } else if handle.is_some_and(|handle| !handle.may_be_asked(name, &hello.build)) {
+            "unproven"
+        } else {
+            "ready"
+        }
+    }
+
+    fn part_of(&self, peer: PeerState) -> NodePart {
+        let state = self.state_of(&peer);
+        let aside = state == "aside";
+        NodePart {
+            name: peer.peer.name.to_string(),
+            state: state.to_owned(),
+            connected: peer.connected,
+            reads_for_us: !aside && peer.hello.is_some_and(|hello| hello.serves_prefill),
+            round_trip_s: peer.round_trip.map(|time| time.as_secs_f64()),
+            bytes_per_s: peer.link_rate,
+            fetching: peer.fetching,
+            giving: peer.giving,
+            fault: if aside { Some("it gave other bits".to_owned()) } else { peer.last_fault },
+        }
+    }
+}
+
+impl KnownNodes for Known {
+    fn states(&self) -> Vec<NodePart> {
+        self.node.list().into_iter().map(|peer| self.part_of(peer)).collect()
+    }
+
+    fn totals(&self) -> NodeTotals {
+        let of_wire = self.node.figures();
+        let taken = self.handle.as_ref().map(NodeUse::figures).unwrap_or_default();
+        let given = self.producer.as_ref().map(|producer| producer.figures()).unwrap_or_default();
+        NodeTotals {
+            outcomes: vec![
+                ("handed", taken.installed),
+                ("given_up", taken.given_up.saturating_sub(taken.overtaken)),
+                ("overtaken", taken.overtaken),
+                ("local_sooner", taken.local_sooner),
+                ("no_node", taken.no_node),
+            ],
+            continued: vec![("same", taken.resumed), ("another", taken.moved)],
+            audits: vec![
+                ("equal", taken.audited.saturating_sub(taken.unequal)),
+                ("different", taken.unequal),
+            ],
+            served: vec![
+                ("given", given.given),
+                ("refused", given.busy),
+                ("gone", given.gone),
+                ("cancelled", given.cancelled),
+            ],
+            positions_given: given.given_positions,
+            bytes: vec![("in", of_wire.bytes.0), ("out", of_wire.bytes.1)],
+            refusals: of_wire.refusals,
+            handshakes_failed: of_wire.handshakes_failed.into_iter().collect(),
+            quotes: taken.quote_time,
+            transfers: taken.transfer_time,
+        }
+    }
+
+    fn handoffs(&self) -> Vec<Handoff> {
+        let running = self.handle.as_ref().map(NodeUse::running).unwrap_or_default();
+        let shown = |one: muser_node::RunningHandoff| Handoff {
+            node: one.node,
+            positions: one.positions,
+            rows: one.rows,
+            bytes: one.bytes,
+        };
+        running.into_iter().map(shown).collect()
     }
 }
 

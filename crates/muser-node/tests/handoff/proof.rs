@@ -52,6 +52,11 @@ fn the_first_hand_off_is_looked_after_and_a_node_with_other_bits_is_put_aside() 
         }
         bench.assert_idle();
         assert_eq!(bench.nodes.is_rejected("first"), is_spoiled);
+        let figures = bench.nodes.figures();
+        assert_eq!((figures.audited, figures.unequal), (1, u64::from(is_spoiled)));
+        assert_eq!((figures.transfer_time.count(), figures.quote_time.count()), (1, 1));
+        assert_eq!(bench.nodes.running(), [], "it is over");
+        assert_eq!(bench.givers[0].figures().given_positions, 899);
         // What it brought is forgotten, and it is asked no more.
         let again = ask(&bench.consumer, &long, 2);
         if is_spoiled {
@@ -66,4 +71,22 @@ fn the_first_hand_off_is_looked_after_and_a_node_with_other_bits_is_put_aside() 
         drop(auditor);
         bench.assert_idle();
     }
+}
+
+#[test]
+fn only_nodes_that_were_shown_to_be_equal_are_asked_where_proof_is_required() {
+    let bench = Bench::of(always(8192), vec![engine(config(), None)], true);
+    bench.nodes.require_proof();
+    let ask_anew = |seed: u64| ask(&bench.consumer, &prompt(seed, 700), 2).usage.handed_tokens;
+    assert_eq!(ask_anew(91_000), 0);
+    let build = bench.peers().list()[0].hello.as_ref().expect("it has said who it is").build.clone();
+    bench.nodes.note_proven("first", "muser 0.0.1");
+    assert_eq!(ask_anew(91_001), 0, "another program was shown to be equal");
+    bench.nodes.note_proven("first", &build);
+    assert_eq!(ask_anew(91_002), 699);
+    bench.nodes.reject("first");
+    assert_eq!(ask_anew(91_003), 0);
+    bench.nodes.pardon("first");
+    assert_eq!(ask_anew(91_004), 699);
+    bench.assert_idle();
 }

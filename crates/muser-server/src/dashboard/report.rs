@@ -143,6 +143,9 @@ pub struct NodePart {
     pub name: String,
     /// Is there a connection?
     pub connected: bool,
+    /// `ready`, or why it is not asked: `unreachable`, `no_prompts`, `unlike`, `unproven`, `aside`, `draining`.
+    #[serde(default)]
+    pub state: String,
     /// Does it read prompts for us?
     pub reads_for_us: bool,
     /// Round trip in seconds.

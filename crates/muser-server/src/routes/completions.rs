@@ -69,6 +69,10 @@ const OWN: &[Field] = &[
     Field::optional("response_format", Kind::Object(super::chat::request::RESPONSE_FORMAT), ""),
     Field::ignored("user", "not kept"),
     Field::ignored("metadata", "not kept"),
+    Field::ignored(
+        "kv_transfer_params",
+        "the node that it names is not asked: nodes are those of nodes.toml, chosen by measured rates; counted",
+    ),
     Field::refused("suffix", "the model was not trained to fill gaps"),
 ];
 
@@ -84,6 +88,7 @@ pub async fn completions(State(app): State<SharedApp>, request: Request) -> Resp
 async fn run(app: &SharedApp, request: Request, arrived: Instant) -> Result<Response, ApiError> {
     let loaded = Arc::clone(app.loaded()?);
     let body = read_body(request, &app.config.limits, FIELDS).await?;
+    loaded.metrics.note_transfer_params(&body);
     let body = Body(&body);
     check_name(app, &loaded, body.text("model"))?;
     let prompts = prompts(body)?;

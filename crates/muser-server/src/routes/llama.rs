@@ -263,6 +263,19 @@ pub async fn slots(State(app): State<SharedApp>) -> Response {
         let wait = snapshot.expected_wait(loaded.backend.slots());
         let queue =
             json!({"waiting": snapshot.waiting, "expected_wait_s": wait.map(|wait| wait.as_secs_f64())});
+        // These hold memory and no slot.
+        let handoffs: Vec<Value> = app
+            .handoffs()
+            .into_iter()
+            .map(|one| {
+                json!({
+                    "node": one.node,
+                    "n_prompt_tokens": one.positions,
+                    "n_rows": one.rows,
+                    "n_bytes": one.bytes,
+                })
+            })
+            .collect();
         let slots: Vec<Value> = snapshot
             .slots
             .iter()
@@ -276,6 +289,7 @@ pub async fn slots(State(app): State<SharedApp>) -> Response {
                     "n_prompt_tokens_cache": slot.cached_tokens,
                     "next_token": [{"n_decoded": slot.generated_tokens, "has_next_token": slot.busy}],
                     "queue": queue,
+                    "handoffs": handoffs,
                 })
             })
             .collect();

@@ -22,6 +22,7 @@ pub mod chat;
 pub mod completions;
 pub mod dashboard;
 pub mod embeddings;
+pub mod gateways;
 pub mod llama;
 pub mod messages;
 pub mod models;
@@ -204,7 +205,7 @@ pub const ROUTES: &[Route] = &[
         method: "GET",
         path: "/slots",
         family: "llama-server",
-        summary: "What each slot is doing; no prompts. `queue` is that of all slots: how many wait, and how long one that comes now may.",
+        summary: "What each slot is doing; no prompts. `queue` is that of all slots: how many wait, and how long one that comes now may; `handoffs` are prompts that other nodes read for this server now, with rows computed there and bytes that came.",
         fields: &[],
         answers: JSON,
     },
@@ -378,6 +379,46 @@ pub const ROUTES: &[Route] = &[
     },
     Route {
         method: "GET",
+        path: "/model_info",
+        family: "gateways",
+        summary: "Which model is served, for gateways of SGLang's kind.",
+        fields: &[],
+        answers: JSON,
+    },
+    Route {
+        method: "GET",
+        path: "/server_info",
+        family: "gateways",
+        summary: "The same with the server's limits.",
+        fields: &[],
+        answers: JSON,
+    },
+    Route {
+        method: "GET",
+        path: "/get_load",
+        family: "gateways",
+        summary: "Requests, and tokens that running ones hold in the KV cache.",
+        fields: &[],
+        answers: JSON,
+    },
+    Route {
+        method: "GET",
+        path: "/v1/loads",
+        family: "gateways",
+        summary: "The same in SGLang's newer shape.",
+        fields: &[],
+        answers: JSON,
+    },
+    Route {
+        method: "GET",
+        path: "/load",
+        family: "gateways",
+        summary: "The number of requests, as vLLM has it.",
+        fields: &[],
+        answers: JSON,
+    },
+    Route {
+        method: "GET",
         path: "/health",
         family: "operation",
         summary: "200 when ready, 503 while loading or stopping; needs no key.",
@@ -427,6 +468,8 @@ pub const ALIASES: &[(&str, &str)] = &[
     ("/models", "/v1/models"),
     ("/v1/health", "/health"),
     ("/version", "/api/version"),
+    ("/get_model_info", "/model_info"),
+    ("/get_server_info", "/server_info"),
 ];
 
 /// All paths that answer.
@@ -450,6 +493,13 @@ pub fn router(app: &SharedApp) -> Router {
         .route("/models", get(models::list))
         .route("/v1/health", get(status::health))
         .route("/version", get(ollama::version))
+        .route("/model_info", get(gateways::model_info))
+        .route("/get_model_info", get(gateways::model_info))
+        .route("/server_info", get(gateways::server_info))
+        .route("/get_server_info", get(gateways::server_info))
+        .route("/get_load", get(gateways::load_by_rank))
+        .route("/v1/loads", get(gateways::loads))
+        .route("/load", get(gateways::load))
         .route("/", get(page::html))
         .route("/page.css", get(page::css))
         .route("/page.js", get(page::js))

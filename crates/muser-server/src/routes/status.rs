@@ -20,7 +20,7 @@ pub async fn metrics(State(app): State<SharedApp>, headers: HeaderMap) -> Respon
     let Some(loaded) = app.loaded_if_any() else {
         return Dialect::OpenAi.answer(app.loaded().map(|_| ().into_response()));
     };
-    let text = loaded.metrics.encode(&app.snapshot(loaded).await);
+    let text = loaded.metrics.encode(&app.snapshot(loaded).await, &app.node_totals(), &app.nodes());
     let (kind, text) = if exposition::wants_classic(&headers) {
         (exposition::CLASSIC, exposition::classic(&text))
     } else {

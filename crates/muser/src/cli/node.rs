@@ -3,7 +3,7 @@
 use clap::{Args, Subcommand};
 use muser_handoff::{Rights, check_address};
 
-use super::{NodeServeArgs, NodeTestArgs};
+use super::{DraftArgs, ModelArgs, NodeServeArgs, NodeTestArgs};
 
 /// Arguments of `muser node`.
 #[derive(Debug, Args)]
@@ -18,7 +18,7 @@ pub struct NodeArgs {
 pub enum NodeCommand {
     /// Print a code with which one other node can enrol here, once, within ten minutes
     Invite(NodeInviteArgs),
-    /// Enrol at the node that printed a code: each pins the other's key
+    /// Enrol at the node that printed a code: each pins the other's key, and the bits of both are compared
     Add(NodeAddArgs),
     /// List the nodes that are known here, and what those that can be reached say of themselves
     List(NodeListArgs),
@@ -55,9 +55,18 @@ pub struct NodeAddArgs {
     /// What the node may ask for here: `prefill`, `sessions`, or both with a comma; default: nothing
     #[arg(long, value_name = "RIGHTS", default_value = "", hide_default_value = true, value_parser = rights)]
     pub may: Rights,
+    /// Do not have the node read something that is read here, too; the next server does
+    #[arg(long)]
+    pub no_canary: bool,
     /// What this node wants to be called there; default: this machine's name
     #[arg(long, value_name = "NAME")]
     pub own_name: Option<String>,
+    /// Which model the two are to compute alike.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Who proposes tokens.
+    #[command(flatten)]
+    pub draft: DraftArgs,
 }
 
 /// Arguments of `muser node list`.

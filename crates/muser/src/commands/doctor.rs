@@ -8,6 +8,7 @@ use muser_hub::ModelStore;
 use serde::Serialize;
 
 use crate::cli::DoctorArgs;
+use crate::commands::node_list::{self, Seen};
 use crate::doctor::{Machine, TypeResult, WgpuReport, self_test, tested_types};
 use crate::env_vars;
 use crate::model_file::ModelSource;
@@ -23,6 +24,11 @@ struct Diagnosis {
     wgpu: WgpuReport,
     store: Option<String>,
     models: usize,
+    /// The nodes of nodes.toml as `muser node list --json` shows them, or why the file cannot be used.
+    nodes: Vec<serde_json::Value>,
+    nodes_fault: Option<String>,
+    #[serde(skip)]
+    node_lines: Vec<String>,
     self_test: Vec<TypeResult>,
 }
 
@@ -70,6 +76,7 @@ pub fn run(args: DoctorArgs, console: &Console) -> anyhow::Result<()> {
     }
     let store = ModelStore::open(env_vars::muser_home().as_deref()).ok();
     let models = store.as_ref().and_then(|store| store.list().ok()).map_or(0, |models| models.len());
+    let (nodes, nodes_fault) = find_nodes();
     let diagnosis = Diagnosis {
         version: env!("CARGO_PKG_VERSION"),
         machine: Machine::find(),
@@ -78,6 +85,9 @@ pub fn run(args: DoctorArgs, console: &Console) -> anyhow::Result<()> {
         wgpu: WgpuReport::find(!args.no_self_test),
         store: store.map(|store| store.dir().display().to_string()),
         models,
+        node_lines: nodes.iter().map(|node| format!("{}: {}", node.entry.name, node.line())).collect(),
+        nodes: nodes.iter().map(Seen::as_json).collect(),
+        nodes_fault,
         self_test: self_tests,
     };
     let mut out = std::io::stdout().lock();
@@ -96,6 +106,15 @@ pub fn run(args: DoctorArgs, console: &Console) -> anyhow::Result<()> {
         ));
     }
     Ok(())
+}
+
+/// The nodes that are known here, each asked how it is.
+fn find_nodes() -> (Vec<Seen>, Option<String>) {
+    let Some(home) = env_vars::muser_home() else { return (Vec::new(), None) };
+    match node_list::look(&home, false) {
+        Ok(nodes) => (nodes, None),
+        Err(error) => (Vec::new(), Some(format!("{error:#}"))),
+    }
 }
 
 impl CpuReport {
@@ -220,6 +239,14 @@ fn print(diagnosis: &Diagnosis, out: &mut impl std::io::Write) -> std::io::Resul
     }
     let store = diagnosis.store.clone().unwrap_or_else(|| "no home folder is known".into());
     line("models", format!("{} in {store}, and the bundled one", diagnosis.models))?;
+    let nodes = match &diagnosis.nodes_fault {
+        Some(fault) => vec![fault.clone()],
+        None if diagnosis.node_lines.is_empty() => vec!["none are known".to_owned()],
+        None => diagnosis.node_lines.clone(),
+    };
+    for (index, node) in nodes.into_iter().enumerate() {
+        line(if index == 0 { "nodes" } else { "" }, node)?;
+    }
     for (index, ty) in diagnosis.self_test.iter().enumerate() {
         let worst = ty.paths.iter().map(|path| path.relative_error).fold(0.0, f64::max);
         let faults: Vec<_> = ty

@@ -17,6 +17,7 @@ pub mod inspect;
 pub mod logits;
 pub mod models;
 pub mod node;
+mod node_list;
 pub mod node_serve;
 pub mod pack;
 pub mod pull;

@@ -1,19 +1,15 @@
 //! `muser node`: who may read prompts for whom. The work is `muser_handoff`'s; here are names and words.
 
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::Path;
 
 use anyhow::{Result, anyhow};
-use muser_handoff::{CODE_TIME, Code, Entry, NodeError, Registry, Secrets, Visit, add, invite, visit};
+use muser_handoff::{CODE_TIME, Code, NodeError, Registry, Secrets, add, invite};
 
-use crate::cli::{NodeAddArgs, NodeArgs, NodeCommand, NodeListArgs, NodeRotateArgs};
-use crate::commands::node_serve;
+use crate::cli::{NodeAddArgs, NodeArgs, NodeCommand, NodeRotateArgs};
+use crate::commands::{node_list, node_serve};
 use crate::env_vars;
-use crate::output::{Console, HintExt as _, sanitize, usage_error};
-
-/// How long a node may take to say who it is.
-const PATIENCE: Duration = Duration::from_secs(3);
+use crate::output::{Console, HintExt as _, usage_error};
 
 /// Runs the command.
 pub fn run(args: NodeArgs, console: &Console) -> Result<()> {
@@ -30,7 +26,7 @@ pub fn run(args: NodeArgs, console: &Console) -> Result<()> {
             Ok(())
         }
         NodeCommand::Add(args) => enrol(&home, args, console),
-        NodeCommand::List(args) => list(&home, args, console),
+        NodeCommand::List(args) => node_list::list(&home, args, console),
         NodeCommand::Remove(args) => {
             let removed = Registry::update(&home, |registry| {
                 let key = registry.named(&args.name)?.key;
@@ -56,10 +52,6 @@ fn fault(error: NodeError) -> anyhow::Error {
     if error.is_usage() { usage_error(error) } else { error.into() }
 }
 
-fn runtime() -> Result<tokio::runtime::Runtime> {
-    Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
-}
-
 fn enrol(home: &Path, args: NodeAddArgs, console: &Console) -> Result<()> {
     let code = match args.code {
         Some(code) => code,
@@ -72,10 +64,14 @@ fn enrol(home: &Path, args: NodeAddArgs, console: &Console) -> Result<()> {
     };
     let code: Code = code.parse().map_err(fault)?;
     let own_name = args.own_name.unwrap_or_else(machine_name);
-    let added = runtime()?.block_on(add(home, &args.name, &args.address, &code, &own_name, args.may));
+    let added =
+        node_list::runtime()?.block_on(add(home, &args.name, &args.address, &code, &own_name, args.may));
     let key = added.map_err(fault)?;
     console.note(format!("{} is known by its key {key}, and knows this node", args.name));
-    Ok(())
+    if args.no_canary {
+        return Ok(());
+    }
+    node_serve::prove_added(&args.name, home, &args.model, &args.draft, console)
 }
 
 /// What the system calls this machine; nothing where it does not say, and the other side finds a name then.
@@ -86,103 +82,6 @@ fn machine_name() -> String {
     let said = said.or_else(|| std::env::var("COMPUTERNAME").ok()).unwrap_or_default();
     let first = said.trim().split('.').next().unwrap_or_default().to_owned();
     first.chars().filter(|letter| letter.is_ascii_alphanumeric() || "-_".contains(*letter)).take(63).collect()
-}
-
-/// What is known of a node, and what it says.
-struct Seen {
-    entry: Entry,
-    said: Option<Result<Visit, NodeError>>,
-}
-
-fn look(home: &Path, offline: bool) -> Result<Vec<Seen>> {
-    let nodes = Registry::read(home).map_err(fault)?.nodes;
-    let looking = async {
-        let visits: Vec<_> = nodes
-            .into_iter()
-            .map(|entry| {
-                let home: PathBuf = home.to_owned();
-                tokio::spawn(async move {
-                    let asked = !offline && entry.address.is_some();
-                    let said = if asked { Some(visit(&home, &entry, PATIENCE).await) } else { None };
-                    Seen { entry, said }
-                })
-            })
-            .collect();
-        let mut seen = Vec::new();
-        for one in visits {
-            seen.push(one.await?);
-        }
-        Ok(seen)
-    };
-    runtime()?.block_on(looking)
-}
-
-fn list(home: &Path, args: NodeListArgs, console: &Console) -> Result<()> {
-    let seen = look(home, args.offline)?;
-    let mut out = std::io::stdout().lock();
-    if args.json {
-        let list: Vec<_> = seen.iter().map(as_json).collect();
-        writeln!(out, "{}", serde_json::to_string_pretty(&list)?)?;
-        return Ok(());
-    }
-    if seen.is_empty() {
-        console.note("no nodes are known here; `muser node invite` on one machine and `muser node add` on another make two");
-    }
-    for Seen { entry, said } in &seen {
-        let may: Vec<_> = entry.rights.words().collect();
-        let may =
-            if may.is_empty() { "may ask nothing".to_owned() } else { format!("may ask {}", may.join(", ")) };
-        let place = entry.address.as_deref().unwrap_or("dials this node");
-        let state = match said {
-            Some(Ok(visit)) => {
-                let serves = if visit.hello.serves_prefill {
-                    "reads prompts for this node"
-                } else {
-                    "reads no prompts for this node"
-                };
-                let (route, trip) = (sanitize(&visit.hello.route), visit.round_trip.as_secs_f64() * 1e3);
-                format!("{serves}, {route}, {} rows queued, {trip:.1} ms", visit.load.queued_rows)
-            }
-            Some(Err(error)) => error.to_string(),
-            None => "not asked".into(),
-        };
-        writeln!(out, "{:16} {place:24} {may:24} {state}", entry.name)?;
-    }
-    Ok(())
-}
-
-fn as_json(seen: &Seen) -> serde_json::Value {
-    let Seen { entry, said } = seen;
-    let mut value = serde_json::json!({
-        "name": entry.name,
-        "address": entry.address,
-        "key": entry.key.to_string(),
-        "next_key": entry.next_key.map(|key| key.to_string()),
-        "may": entry.rights.words().collect::<Vec<_>>(),
-        "transfers": entry.transfers,
-        "rows_a_minute": entry.rows_a_minute,
-        "streams": entry.streams,
-        "state": match said {
-            Some(Ok(_)) => "reachable",
-            Some(Err(_)) => "unreachable",
-            None => "not asked",
-        },
-    });
-    match said {
-        Some(Ok(visit)) => {
-            value["serves_prefill"] = visit.hello.serves_prefill.into();
-            value["route"] = visit.hello.route.clone().into();
-            value["build"] = visit.hello.build.clone().into();
-            value["queued_rows"] = visit.load.queued_rows.into();
-            value["running"] = visit.load.running.into();
-            value["places"] = visit.load.places.into();
-            value["draining"] = visit.load.draining.into();
-            value["round_trip_ms"] = (visit.round_trip.as_secs_f64() * 1e3).into();
-        }
-        Some(Err(error)) => value["fault"] = error.to_string().into(),
-        None => {}
-    }
-    value
 }
 
 fn rotate(home: &Path, args: NodeRotateArgs, console: &Console) -> Result<()> {

@@ -300,7 +300,12 @@ fn load(
         projector: &args.projector,
         packs: (args.packs.as_os_str() != "off")
             .then(|| (PackFolder::from_flag(args.packs.clone()), &args.pack_store)),
-        nodes: NodeWish { use_of: args.nodes.choice(), listen: args.node_listen, ..NodeWish::default() },
+        nodes: NodeWish {
+            use_of: args.nodes.choice(),
+            listen: args.node_listen,
+            proves: true,
+            ..NodeWish::default()
+        },
         parallel: args.parallel,
         itl_target: args.itl_target,
         measure_memory: true,
@@ -337,7 +342,7 @@ fn load(
     }
     app.attach_machine(machine(&file, geometry, memory, args.model.threads.map(usize::from)));
     if let Some(nodes) = &nodes {
-        app.attach_nodes(nodes.states());
+        app.attach_nodes(nodes.known());
     }
     app.load(facts, text, Arc::new(LiveEngine::new(engine.clone(), device)));
     Ok(Loaded { engine, packs, nodes })

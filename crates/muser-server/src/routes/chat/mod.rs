@@ -29,6 +29,7 @@ pub async fn completions(State(app): State<SharedApp>, request: Request) -> Resp
 async fn run(app: &SharedApp, request: Request, arrived: Instant) -> Result<Response, ApiError> {
     let loaded = Arc::clone(app.loaded()?);
     let body = read_body(request, &app.config.limits, request::FIELDS).await?;
+    loaded.metrics.note_transfer_params(&body);
     let asked = request::parse(&body)?;
     check_name(app, &loaded, asked.model.as_deref())?;
     let with_logprobs = asked.work.logprobs.is_some();

@@ -108,6 +108,10 @@ const OWN: &[Field] = &[
     ),
     Field::ignored("user", "not kept"),
     Field::ignored("metadata", "not kept"),
+    Field::ignored(
+        "kv_transfer_params",
+        "the node that it names is not asked: nodes are those of nodes.toml, chosen by measured rates; counted",
+    ),
     Field::ignored("store", "nothing is stored"),
     Field::ignored("service_tier", "there is one"),
     Field::ignored("safety_identifier", "not kept"),
