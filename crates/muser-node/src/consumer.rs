@@ -186,7 +186,7 @@ impl Consumer {
     }
 
     /// Nodes that could read a prompt of so many positions, the least busy first.
-    fn nodes_for(&self, positions: usize, now: Instant) -> Vec<PeerState> {
+    pub(crate) fn nodes_for(&self, positions: usize, now: Instant) -> Vec<PeerState> {
         let mut nodes: Vec<PeerState> =
             self.peers.list().into_iter().filter(|peer| self.could_read(peer, positions, now)).collect();
         nodes.sort_by_key(|peer| peer.load.as_ref().map_or(0, |(load, _)| load.queued_rows));

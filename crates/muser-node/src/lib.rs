@@ -33,6 +33,8 @@ mod seats;
 mod source;
 mod state;
 mod sync;
+#[cfg(test)]
+mod tests;
 mod told;
 
 pub use audit::Auditor;

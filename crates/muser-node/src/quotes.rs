@@ -115,8 +115,9 @@ mod tests {
     fn bytes_of_the_30b_model() {
         // 13 full layers and 39 sliding ones of 1,040 bytes a position.
         let bytes = Bytes { full_row: 13 * 1040, sliding_row: 39 * 1040, window: 2048 };
-        let whole = Quoted { question: 1, known: 0, wait_ms: 0, compute_ms: 1000, refused: None };
+        let whole = Quoted { question: 1, known: 0, wait_ms: 70, compute_ms: 1000, refused: None };
         let cold = offer(&whole, None, bytes, 0, 32_768);
+        assert_eq!((cold.wait.as_millis(), cold.compute.as_millis()), (70, 1000));
         assert_eq!(cold.transfer.as_millis(), ((32_768 * 13 + 2048 * 39) * 1040 / 118_000) as u128);
         // The last step's rows of all layers hide behind nothing.
         assert_eq!(cold.last.as_millis(), 2048 * 52 * 1040 / 118_000);

@@ -12,7 +12,7 @@ use muser_kv::BLOCK_LEN;
 use crate::figures::Counters;
 
 /// Block hashes of prompts that were read lately: as many as 64 prompts of 131,072 positions have.
-const MOST_HASHES: usize = 32_768;
+pub(crate) const MOST_HASHES: usize = 32_768;
 /// Depth of the engine's second rate.
 pub(crate) const DEEP: u32 = 32_768;
 
