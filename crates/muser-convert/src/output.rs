@@ -64,14 +64,23 @@ impl PartFile {
     }
 
     /// Moves it to its name.
-    pub(crate) fn publish(mut self, path: &Path) -> Result<(), ConvertError> {
-        self.file.sync_all().map_err(|source| io(&self.part, source))?;
+    pub(crate) fn publish(self, path: &Path) -> Result<(), ConvertError> {
+        self.publish_by(path, File::sync_all)
+    }
+
+    /// `sync` forces a file, or the names in a folder, to the disk.
+    fn publish_by(
+        mut self,
+        path: &Path,
+        sync: impl Fn(&File) -> std::io::Result<()>,
+    ) -> Result<(), ConvertError> {
+        sync(&self.file).map_err(|source| io(&self.part, source))?;
         std::fs::rename(&self.part, path).map_err(|source| io(path, source))?;
         self.done = true;
         if let Some(folder) = path.parent() {
             let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
             // Where folders cannot be synced the name may be lost with the power, never the file's content.
-            let _ = File::open(folder).and_then(|folder| folder.sync_all());
+            let _ = File::open(folder).and_then(|folder| sync(&folder));
         }
         Ok(())
     }
@@ -358,4 +367,27 @@ fn repack(codes: &[u8], scales: &[u8], cols: usize, order: Order, out: &mut [u8]
             }
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_has_its_name_only_when_it_is_on_the_disk_and_then_the_name_is_put_there() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("model.gguf");
+        let seen = std::cell::RefCell::new(Vec::new());
+        let look = |file: &File| {
+            seen.borrow_mut().push((file.metadata()?.is_dir(), path.exists()));
+            Ok(())
+        };
+        PartFile::create(&path, false).and_then(|part| part.publish_by(&path, look)).expect("published");
+        let expected = if cfg!(unix) { 2 } else { 1 };
+        assert_eq!(*seen.borrow(), [(false, false), (true, true)][..expected]);
+        std::fs::remove_file(&path).expect("removed");
+        let part = PartFile::create(&path, false).expect("created");
+        part.publish_by(&path, |_| Err(std::io::Error::other("no disk"))).expect_err("not synced");
+        assert_eq!(std::fs::read_dir(folder.path()).expect("listed").count(), 0, "neither name is left");
+    }
 }
