@@ -16,7 +16,7 @@ q = load_file(quantised)
 n, vocab = q["hf64"].shape
 # The first row, those at the window's edge, the last, and one on each side between.
 rows = np.array([0, 128, 255, 256, 257, 320, n - 1], np.int32)
-columns = np.arange(17, vocab, vocab // 32, dtype=np.int32)
+columns = np.arange(17, vocab, vocab // 16, dtype=np.int32)
 save_file({
     "ids": q["ids"], "rows": rows, "columns": columns,
     "hf64_rows": np.ascontiguousarray(q["hf64"][rows]),
