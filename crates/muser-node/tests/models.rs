@@ -40,17 +40,19 @@ use muser_testkit::model::{Seed, UnsafeCell, check, finds, spawn};
 
 const BLOCK: (KvGroup, usize) = (KvGroup::Full, 0);
 
-/// One layer of one head of four values: a block has 256 rows of 16 bytes.
-fn planes() -> Planes {
-    let plane = Plane {
+/// One layer of one head of four values: a block has 256 rows of 16 bytes, and behind them as many of a draft if there is one.
+fn planes(with_draft: bool) -> Planes {
+    let plane = |component| Plane {
         group: KvGroup::Full,
-        component: Component::Target,
+        component,
         layers: 1,
         heads: 1,
         dim: 4,
         digits: Digits::One,
     };
-    Planes::new(vec![plane]).expect("one plane")
+    let components: &[_] =
+        if with_draft { &[Component::Target, Component::Draft] } else { &[Component::Target] };
+    Planes::new(components.iter().map(|&component| plane(component)).collect()).expect("planes")
 }
 
 /// Rows of the block's layer.
@@ -62,6 +64,14 @@ fn rows(first_row: u16, rows: u16) -> Place {
 struct Memory {
     used: Arc<UnsafeCell<()>>,
     bytes: Vec<u8>,
+    /// What it holds in the end.
+    left: Arc<std::sync::Mutex<Vec<u8>>>,
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        *self.left.lock().expect("no panic") = std::mem::take(&mut self.bytes);
+    }
 }
 
 // SAFETY: the model finds it where two threads use the cell at once.
@@ -80,21 +90,29 @@ struct Fetch {
     delivery: BlockReceiver,
     cell: Arc<DeliveryCell>,
     used: Arc<UnsafeCell<()>>,
+    left: Arc<std::sync::Mutex<Vec<u8>>>,
     block_bytes: usize,
 }
 
 impl Fetch {
     /// Of one block; the engine lends its memory or takes bytes.
     fn new(lent: bool, most_early: usize) -> ManuallyDrop<Self> {
+        Self::of(planes(false), lent, most_early)
+    }
+
+    /// Memory that is lent holds what another sequence left there.
+    fn of(planes: Planes, lent: bool, most_early: usize) -> ManuallyDrop<Self> {
         let (delivery, cell) = BlockReceiver::new(1);
         let used = Arc::new(UnsafeCell::new(()));
-        let block_bytes = planes().block_bytes(KvGroup::Full);
+        let left = Arc::default();
+        let block_bytes = planes.block_bytes(KvGroup::Full);
         if lent {
-            let memory = Memory { used: Arc::clone(&used), bytes: vec![0; block_bytes] };
+            let (used, left) = (Arc::clone(&used), Arc::clone(&left));
+            let memory = Memory { used, left, bytes: vec![9; block_bytes] };
             delivery.add_place(BLOCK.0, BLOCK.1, Box::new(memory));
         }
-        let landing = Arc::new(Landing::with_early(planes(), most_early));
-        ManuallyDrop::new(Self { landing, delivery, cell, used, block_bytes })
+        let landing = Arc::new(Landing::with_early(planes, most_early));
+        ManuallyDrop::new(Self { landing, delivery, cell, used, left, block_bytes })
     }
 
     /// A stream that brings the block in two halves; `true` if both were taken.
@@ -153,6 +171,37 @@ fn closed() {
     fetch.landing.deliver();
     assert!(fetch.cell.arrived.is_empty());
     drop(ManuallyDrop::into_inner(fetch));
+}
+
+/// Half of the target's rows come for a block with a draft's rows in it; what lies where nothing came.
+fn stale(unfinished: bool, with_draft: bool) -> [u8; 2] {
+    let fetch = Fetch::of(planes(true), true, 0);
+    let half = fetch.block_bytes / 4;
+    fetch.landing.open(&[BLOCK], unfinished.then_some(BLOCK.1), with_draft, &fetch.delivery);
+    assert!(fetch.landing.take(&rows(0, 128), &vec![7; half]));
+    fetch.landing.deliver();
+    fetch.cell.arrived.pop().expect("the block");
+    let left = fetch.left.lock().expect("no panic").clone();
+    let (target, draft) = left.split_at(2 * half);
+    let (came, others): (Vec<u8>, Vec<u8>) = target.iter().partition(|byte| **byte == 7);
+    assert_eq!(came.len(), half, "what came");
+    let other = others[0];
+    assert!(
+        target.iter().all(|byte| [7, other].contains(byte)) && draft.iter().all(|byte| *byte == draft[0])
+    );
+    let found = [other, draft[0]];
+    drop(ManuallyDrop::into_inner(fetch));
+    found
+}
+
+/// Zeros say that a position has nothing there. Where all rows come nobody writes zeros first.
+#[test]
+fn what_another_sequence_left_is_not_handed_on() {
+    for (unfinished, with_draft, wanted) in
+        [(true, true, [0, 0]), (true, false, [0, 0]), (false, false, [9, 0]), (false, true, [9, 9])]
+    {
+        check(1, move || assert_eq!(stale(unfinished, with_draft), wanted, "{unfinished} {with_draft}"));
+    }
 }
 
 #[test]
