@@ -85,7 +85,7 @@ fn state(number: u8, queued_rows: u32, change: impl FnOnce(&mut PeerState, &mut 
 
 /// Names of those that are asked about a prompt of 10,000 positions.
 fn asked(peers: Vec<PeerState>, options: NodeOptions, rejected: Option<&str>) -> Vec<String> {
-    let nodes = NodeUse { counters: Arc::default(), audits: Arc::default(), rejected: Arc::default() };
+    let nodes = NodeUse::default();
     rejected.inspect(|name| nodes.reject(name));
     let (tell, _hear) = mpsc::channel();
     let consumer = Consumer::new(Arc::new(Known(peers)), facts(), options, nodes, tell);
