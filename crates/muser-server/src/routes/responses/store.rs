@@ -205,6 +205,21 @@ mod tests {
     }
 
     #[test]
+    fn as_many_are_kept_as_the_limits_say_and_the_oldest_goes() {
+        let keep = |store: &Responses| {
+            ["resp_1", "resp_2", "resp_3"].map(|id| store.keep(None, &response(id, "x"), &user("a"), None));
+            ["resp_1", "resp_2", "resp_3"].map(|id| store.get(None, id).is_some())
+        };
+        let all = Responses::default();
+        assert_eq!(keep(&all), [true; 3]);
+        let bytes = all.total.load(Ordering::Relaxed);
+        for (limits, kept) in [((3, bytes), [true; 3]), ((2, bytes), [false, true, true])] {
+            assert_eq!(keep(&Responses::with_limits(limits.0, limits.1)), kept, "{limits:?}");
+        }
+        assert_eq!(keep(&Responses::with_limits(3, bytes - 1)), [false, true, true]);
+    }
+
+    #[test]
     fn a_long_conversation_goes_without_overflow() {
         let store = Responses::with_limits(10, 64 << 20);
         let mut before = None;

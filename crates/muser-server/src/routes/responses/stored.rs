@@ -99,9 +99,15 @@ mod tests {
         assert_eq!(ids("order=asc&limit=2"), Ok((json!("i0"), json!("i1"), true)));
         assert_eq!(ids("order=asc&after=i23&limit=2"), Ok((json!("i24"), json!("i24"), false)));
         assert_eq!(ids("after=i0"), Ok((Value::Null, Value::Null, false)));
-        for (query, param) in
-            [("limit=0", "limit"), ("limit=x", "limit"), ("order=up", "order"), ("after=no", "after")]
-        {
+        assert_eq!(ids("limit=1"), Ok((json!("i24"), json!("i24"), true)));
+        assert_eq!(ids("limit=100"), Ok((json!("i24"), json!("i0"), false)));
+        for (query, param) in [
+            ("limit=0", "limit"),
+            ("limit=101", "limit"),
+            ("limit=x", "limit"),
+            ("order=up", "order"),
+            ("after=no", "after"),
+        ] {
             assert_eq!(ids(query), Err(Some(param.to_owned())), "{query}");
         }
     }
