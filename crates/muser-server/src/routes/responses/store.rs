@@ -207,8 +207,9 @@ mod tests {
     #[test]
     fn as_many_are_kept_as_the_limits_say_and_the_oldest_goes() {
         let keep = |store: &Responses| {
-            ["resp_1", "resp_2", "resp_3"].map(|id| store.keep(None, &response(id, "x"), &user("a"), None));
-            ["resp_1", "resp_2", "resp_3"].map(|id| store.get(None, id).is_some())
+            let ids = ["resp_1", "resp_2", "resp_3"];
+            ids.iter().for_each(|id| store.keep(None, &response(id, "x"), &user("a"), None));
+            ids.map(|id| store.get(None, id).is_some())
         };
         let all = Responses::default();
         assert_eq!(keep(&all), [true; 3]);
