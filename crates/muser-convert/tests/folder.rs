@@ -150,6 +150,18 @@ fn tables_are_believed_only_where_they_fit() {
         std::fs::write(&path, bytes).unwrap();
         check(&folder.convert_as_it_is().map(|_| ()).unwrap_err().to_string(), parts);
     }
+    // As much as is taken, and not more: spaces behind the table, eight dimensions.
+    let most = 16 << 20;
+    let limits = with(&|t| t[NORM]["shape"] = json!([1, 1, 1, 1, 1, 1, 1, 64]));
+    let len = u64::from_le_bytes(limits[..8].try_into().unwrap()) as usize;
+    let table = std::str::from_utf8(&limits[8..8 + len]).unwrap();
+    for (bytes, sign) in [
+        (most, "expected 64 floats, found BF16 [1, 1, 1, 1, 1, 1, 1, 64]"),
+        (most + 1, "a table of at most 16777216 bytes, found 16777217"),
+    ] {
+        std::fs::write(&path, folder.raw(&(table.to_owned() + &" ".repeat(bytes - table.len())))).unwrap();
+        check(&folder.convert_as_it_is().map(|_| ()).unwrap_err().to_string(), &[sign]);
+    }
     // A hundred megabytes of JSON are not even read.
     let file = std::fs::File::create(&path).unwrap();
     file.set_len(101 << 20).unwrap();
@@ -215,6 +227,13 @@ fn shards_stay_in_their_folder() {
         std::fs::write(&index, map.to_string()).unwrap();
         let message = folder.convert_as_it_is().map(|_| ()).unwrap_err().to_string();
         check(&message, &["shards that are files of this folder", &format!("{name:?}")]);
+    }
+    // As many shards as are taken: the first is looked for.
+    for (count, sign) in [(4096, "0.safetensors"), (4097, "at most 4096 shards, found 4097")] {
+        let map: Value =
+            (0..count).map(|at| (format!("t{at}"), json!(format!("{at}.safetensors")))).collect();
+        std::fs::write(&index, json!({ "weight_map": map }).to_string()).unwrap();
+        check(&folder.convert_as_it_is().map(|_| ()).unwrap_err().to_string(), &[sign]);
     }
     let missing = json!({ "weight_map": { "lm_head.weight": "other.safetensors" } });
     std::fs::write(&index, missing.to_string()).unwrap();

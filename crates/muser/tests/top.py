@@ -41,8 +41,11 @@ class Terminal:
         os.write(self.main, keys.encode())
 
     def read(self, seconds):
-        if select.select([self.main], [], [], seconds)[0]:
+        """Takes what has come; was there something?"""
+        came = bool(select.select([self.main], [], [], seconds)[0])
+        if came:
             self.seen += os.read(self.main, 65536).decode(errors="replace")
+        return came
 
     def wait(self, what, found, seconds=20):
         end = time.monotonic() + seconds
@@ -60,7 +63,9 @@ class Terminal:
         while self.child.poll() is None:
             assert time.monotonic() < end, "it does not end"
             self.read(0.1)
-        self.read(0.1)
+        # A terminal gives some 4,000 bytes at a time.
+        while self.read(0.1):
+            pass
         assert self.child.returncode == code, (self.child.returncode, self.seen[-500:])
         assert termios.tcgetattr(self.side) == self.before, "the terminal is not as it was"
         assert self.seen.count(ENTER) == self.seen.count(LEAVE) > 0
