@@ -85,9 +85,9 @@ fn epoch_of(job: usize, threads: usize) -> usize {
     job << COUNT_BITS | threads
 }
 
-/// Does this thread take part?
-fn takes_part(epoch: usize, index: usize) -> bool {
-    index < epoch & ((1 << COUNT_BITS) - 1)
+/// How many threads take part in an epoch's job.
+fn threads_of(epoch: usize) -> usize {
+    epoch & ((1 << COUNT_BITS) - 1)
 }
 
 /// One thread's view of a job.
@@ -314,7 +314,7 @@ fn work(shared: &Shared, index: usize) {
         if shared.stop.load(Ordering::SeqCst) {
             return;
         }
-        let threads = seen & ((1 << COUNT_BITS) - 1);
+        let threads = threads_of(seen);
         // SAFETY: the epoch that we just saw was published after the cell was written, and the caller keeps the
         // closure alive until `running` is 0.
         let job = shared.job.with(|cell| unsafe { (*cell).map(|job| &*job) });
@@ -330,7 +330,7 @@ fn work(shared: &Shared, index: usize) {
 /// Spins, then parks, until there is a job that this thread takes part in and has not seen; returns its epoch, which stays until the
 /// thread is done.
 fn wait_for_job(shared: &Shared, index: usize, seen: usize) -> usize {
-    let is_next = |epoch: usize| epoch != seen && takes_part(epoch, index);
+    let is_next = |epoch: usize| epoch != seen && index < threads_of(epoch);
     if spin_for(SPIN, || is_next(shared.epoch.load(Ordering::Acquire))) {
         return shared.epoch.load(Ordering::Acquire);
     }

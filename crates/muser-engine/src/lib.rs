@@ -79,7 +79,7 @@ pub use events::{
     TopLogprobs, Usage,
 };
 pub use handle::{Engine, EngineHandle, Shutdown};
-pub use metrics::{HistogramSnapshot, LATENCY_BOUNDS_S, MOST_PROPOSALS, MetricsSnapshot};
+pub use metrics::{Histogram, HistogramSnapshot, LATENCY_BOUNDS_S, MOST_PROPOSALS, MetricsSnapshot};
 pub use prefix::{
     BlockBytes, BlockPlace, BlockReceiver, ExportError, Found, KvConnector, LocalPace, PrefixExport,
     PrefixOutlet, PrefixQuery, RestoreFailure, Sources, StoredPrefix,

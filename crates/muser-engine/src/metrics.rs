@@ -19,22 +19,24 @@ pub const LATENCY_BOUNDS_S: [f64; 22] = [
     20.0, 40.0, 80.0, 160.0,
 ];
 
-/// A latency histogram that one thread writes and any thread reads.
+/// A latency histogram that any thread writes and reads.
 #[derive(Debug, Default)]
-pub(crate) struct Histogram {
+pub struct Histogram {
     buckets: [AtomicU64; LATENCY_BOUNDS_S.len() + 1],
     sum_ns: AtomicU64,
 }
 
 impl Histogram {
-    pub(crate) fn record(&self, value: Duration) {
+    /// Takes in one observation.
+    pub fn record(&self, value: Duration) {
         let seconds = value.as_secs_f64();
         let bucket = LATENCY_BOUNDS_S.partition_point(|&bound| bound < seconds);
         self.buckets[bucket].fetch_add(1, Ordering::Relaxed);
         self.sum_ns.fetch_add(value.as_nanos() as u64, Ordering::Relaxed);
     }
 
-    fn snapshot(&self) -> HistogramSnapshot {
+    /// Its figures so far.
+    pub fn snapshot(&self) -> HistogramSnapshot {
         HistogramSnapshot {
             counts: std::array::from_fn(|i| self.buckets[i].load(Ordering::Relaxed)),
             sum_s: self.sum_ns.load(Ordering::Relaxed) as f64 * 1e-9,

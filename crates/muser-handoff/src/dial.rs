@@ -155,7 +155,7 @@ fn hello_of_visitor(connection: Nonce, knows: NodeKey) -> Result<Hello, NodeErro
         window: 0,
         planes,
         route: String::new(),
-        build: concat!("muser ", env!("CARGO_PKG_VERSION")).into(),
+        build: crate::BUILD.into(),
         parts: Vec::new(),
         knows,
         next_key: NodeKey([0; 32]),

@@ -46,7 +46,7 @@ pub use dial::{Visit, visit};
 pub use digest::{SeriesKey, prefix_digest};
 pub use enrol::{CODE_TIME, Code, add, invite};
 pub use error::NodeError;
-pub use frame::{Hello, Load, Part, Quote, Quoted, Reason, Request};
+pub use frame::{BUILD, Hello, Load, Part, Quote, Quoted, Reason, Request};
 pub use ids::{Digest, NodeKey, Nonce, TransferId};
 pub use node::{Node, NodeConfig, NodeFigures, known_names};
 pub use peers::{

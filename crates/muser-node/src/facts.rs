@@ -46,7 +46,7 @@ pub fn facts(
         window: window as u32,
         planes: planes(model, draft, digits).map_err(FactsError::Planes)?,
         route: target.representation.route.clone(),
-        build: concat!("muser ", env!("CARGO_PKG_VERSION")).into(),
+        build: muser_handoff::BUILD.into(),
         parts: parts(target),
     })
 }

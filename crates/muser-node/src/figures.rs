@@ -1,27 +1,7 @@
 //! What is counted.
 
+use muser_engine::{Histogram, HistogramSnapshot};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
-
-use muser_engine::{HistogramSnapshot, LATENCY_BOUNDS_S};
-
-/// Times, in the engine's buckets. A few a second are recorded, never on the engine's thread.
-#[derive(Debug, Default)]
-pub(crate) struct Times(Mutex<HistogramSnapshot>);
-
-impl Times {
-    pub(crate) fn record(&self, time: Duration) {
-        let seconds = time.as_secs_f64();
-        let mut times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        times.counts[LATENCY_BOUNDS_S.partition_point(|&bound| bound < seconds)] += 1;
-        times.sum_s += seconds;
-    }
-
-    fn snapshot(&self) -> HistogramSnapshot {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 macro_rules! figures {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
@@ -29,8 +9,8 @@ macro_rules! figures {
         #[derive(Debug, Default)]
         pub(crate) struct Counters {
             $(pub(crate) $name: AtomicU64,)*
-            pub(crate) quote_time: Times,
-            pub(crate) transfer_time: Times,
+            pub(crate) quote_time: Histogram,
+            pub(crate) transfer_time: Histogram,
         }
 
         /// The figures at one moment.

@@ -6,12 +6,12 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use muser_handoff::{Entry, Facts, Hello, NodeError, NodeKey, lock_private, read_private, write_private};
+use muser_handoff::{
+    BUILD, Entry, Facts, Hello, NodeError, NodeKey, lock_private, read_private, write_private,
+};
 use serde::{Deserialize, Serialize};
 
 const MAX_BYTES: u64 = 1 << 20;
-/// This program, as nodes are told.
-pub const BUILD: &str = concat!("muser ", env!("CARGO_PKG_VERSION"));
 
 /// All notes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

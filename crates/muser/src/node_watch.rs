@@ -8,10 +8,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use muser_engine::EngineHandle;
-use muser_handoff::{Facts, Fit, Hello, Node, PeerState, Peers as _};
+use muser_handoff::{BUILD, Facts, Fit, Hello, Node, PeerState, Peers as _};
 use muser_node::{CanaryError, NodeUse, canary};
 
-use crate::node_notes::{BUILD, Canary, Notes, hex};
+use crate::node_notes::{Canary, Notes, hex};
 
 const LOOK: Duration = Duration::from_millis(250);
 /// How often rates and faults are written down.

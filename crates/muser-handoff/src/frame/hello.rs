@@ -25,6 +25,9 @@ pub struct Part {
     pub digest: Digest,
 }
 
+/// This program, as nodes are told ([`Hello::build`]): what was shown of a node holds for one pair of them.
+pub const BUILD: &str = concat!("muser ", env!("CARGO_PKG_VERSION"));
+
 /// The first frame of each side on each stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {

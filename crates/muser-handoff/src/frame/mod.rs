@@ -8,7 +8,7 @@ mod hello;
 mod transfer;
 
 pub use ask::{Load, Quote, Quoted, Request};
-pub use hello::{Hello, Part, VERSION};
+pub use hello::{BUILD, Hello, Part, VERSION};
 pub use transfer::{Abort, Ack, Begin, ChunkHead, Nack, Progress, Reason, Seal, StageEnd, holdings_digest};
 
 use crate::Refusal;

@@ -11,7 +11,7 @@ use muser_text::OutputEvent;
 use serde_json::{Value, json};
 
 use super::chat::answer::prompt_logprobs;
-use super::chat::request::SHARED_FIELDS;
+use super::chat::request::{SHARED_FIELDS, TRANSFER_PARAMS};
 use super::models::check_name;
 use super::token_lists::{self, Entry, Place};
 use crate::answer::{Answer, Outcome, Update, Usage};
@@ -69,10 +69,7 @@ const OWN: &[Field] = &[
     Field::optional("response_format", Kind::Object(super::chat::request::RESPONSE_FORMAT), ""),
     Field::ignored("user", "not kept"),
     Field::ignored("metadata", "not kept"),
-    Field::ignored(
-        "kv_transfer_params",
-        "the node that it names is not asked: nodes are those of nodes.toml, chosen by measured rates; counted",
-    ),
+    TRANSFER_PARAMS,
     Field::refused("suffix", "the model was not trained to fill gaps"),
 ];
 

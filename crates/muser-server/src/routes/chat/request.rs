@@ -66,6 +66,12 @@ pub const ABSENT_FIELDS: &[Field] = &[
 /// The reasoning strengths of the API.
 pub const EFFORTS: Kind = Kind::OneOf(&["none", "minimal", "low", "medium", "high", "xhigh", "max"]);
 
+/// What gateways of vLLM's kind send along.
+pub const TRANSFER_PARAMS: Field = Field::ignored(
+    "kv_transfer_params",
+    "the node that it names is not asked: nodes are those of nodes.toml, chosen by measured rates; counted",
+);
+
 const OWN: &[Field] = &[
     Field::required(
         "messages",
@@ -108,10 +114,7 @@ const OWN: &[Field] = &[
     ),
     Field::ignored("user", "not kept"),
     Field::ignored("metadata", "not kept"),
-    Field::ignored(
-        "kv_transfer_params",
-        "the node that it names is not asked: nodes are those of nodes.toml, chosen by measured rates; counted",
-    ),
+    TRANSFER_PARAMS,
     Field::ignored("store", "nothing is stored"),
     Field::ignored("service_tier", "there is one"),
     Field::ignored("safety_identifier", "not kept"),
